@@ -1,0 +1,36 @@
+"""The radix tree: pure decisions about which page is where; no torch, no threads, no I/O."""
+
+from hicache.radix.eviction import EvictionPolicy, LruPolicy
+from hicache.radix.invariants import check_tree
+from hicache.radix.key import RadixKey
+from hicache.radix.node import RadixNode
+from hicache.radix.records import (
+    CopyKind,
+    EvictResult,
+    HeldPages,
+    HostInsertResult,
+    InsertResult,
+    MatchResult,
+    ResetResult,
+    Ticket,
+    WriteCommit,
+)
+from hicache.radix.tree import RadixTree
+
+__all__ = [
+    "CopyKind",
+    "EvictResult",
+    "EvictionPolicy",
+    "HeldPages",
+    "HostInsertResult",
+    "InsertResult",
+    "LruPolicy",
+    "MatchResult",
+    "RadixKey",
+    "RadixNode",
+    "RadixTree",
+    "ResetResult",
+    "Ticket",
+    "WriteCommit",
+    "check_tree",
+]

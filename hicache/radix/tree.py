@@ -1,0 +1,144 @@
+"""The tree that decides: eviction, locks and reset on top of look-up and tickets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache.errors import HiCacheError
+from hicache.radix.copies import CopyingTree
+from hicache.radix.node import Queue
+from hicache.radix.records import CopyKind, EvictResult, HeldPages, ResetResult, join_pages
+
+if TYPE_CHECKING:
+    from hicache.radix.node import RadixNode
+    from hicache.radix.records import Ticket
+    from hicache.types import IntArray
+
+__all__ = ["RadixTree"]
+
+
+class RadixTree(CopyingTree):
+    """One radix tree over device pages and host pages.
+
+    A pure data structure: page ids are integers, nothing is copied, allocated or waited for here.
+    Page ids that the tree no longer owns come back in the results; forgetting them is a leak.
+    """
+
+    def lock(self, node: RadixNode) -> None:
+        """Protect the device pages of `node` and its ancestors; to be given back by `unlock`."""
+        self.residency.lock(node)
+
+    def unlock(self, node: RadixNode) -> None:
+        """Give back one lock; an `OwnershipError` when there is none."""
+        self.residency.unlock(node)
+
+    def evict(self, num_pages: int, *, write_back: bool = False) -> EvictResult:
+        """Free device pages, leaves first, until `num_pages` are free or on their way.
+
+        Nodes with a host copy stay as evicted nodes, the others are deleted; with `write_back` they
+        are to be written first and their pages count as pending. Pages that are pending from
+        earlier calls count too, so that repeated calls do not evict more than was asked for. May
+        free more than asked, because runs go whole, and less, when the rest is locked.
+        """
+        freed: list[IntArray] = []
+        num_freed = 0
+        writes: list[Ticket] = []
+        while num_freed + self.num_pending_evict_pages < num_pages:
+            node = self.residency.pop(Queue.DEVICE)
+            if node is None:
+                break
+            ticket = self.begin_write(node) if write_back else None
+            if ticket is not None:
+                node.evict_tick = self._tick
+                self.num_pending_evict_pages += node.num_pages
+                writes.append(ticket)
+                continue
+            pages = self._evict_now(node)
+            freed.append(pages)
+            num_freed += len(pages)
+        return EvictResult(join_pages(freed), self.num_pending_evict_pages, tuple(writes))
+
+    def evict_host(self, num_pages: int) -> IntArray:
+        """Free at least `num_pages` host pages if possible and return them.
+
+        Only nodes without host-backed children go, so what remains is always whole prefixes;
+        copies of what the device holds too go before sole copies.
+        """
+        freed: list[IntArray] = []
+        num_freed = 0
+        for bit in (Queue.DUPLICATE, Queue.SOLE):
+            while num_freed < num_pages:
+                node = self.residency.pop(bit)
+                if node is None:
+                    break
+                pages = self.residency.lose_host(node)
+                if node.device_pages is None:
+                    self._remove(node)
+                freed.append(pages)
+                num_freed += len(pages)
+        return join_pages(freed)
+
+    def reset(self) -> ResetResult:
+        """Forget everything and say where each page goes.
+
+        Pages read by copies in flight are `held`: they are free when all their tickets' copies have
+        ended. Tickets of before publish nothing any more.
+
+        Raises:
+            HiCacheError: locks are held for requests; their pages would be given away.
+        """
+        held: list[HeldPages] = []
+        device: list[IntArray] = []
+        host: list[IntArray] = []
+        num_holders = self.num_request_locks()
+        if num_holders:
+            raise HiCacheError(
+                f"reset with {num_holders} request lock(s) held; finish or abort the requests first"
+            )
+        for node in self.nodes():
+            if node.tickets:
+                device_pages, host_pages = node.device_pages, node.host_pages
+                held.append(
+                    HeldPages(
+                        node.tickets,
+                        join_pages([] if device_pages is None else [device_pages]),
+                        join_pages([] if host_pages is None else [host_pages]),
+                    )
+                )
+                continue
+            if node.device_pages is not None:
+                device.append(node.device_pages)
+            if node.host_pages is not None:
+                host.append(node.host_pages)
+        result = ResetResult(join_pages(device), join_pages(host), tuple(held))
+        self.generation += 1
+        self._clear()
+        return result
+
+    def num_request_locks(self) -> int:
+        """Return how many locks are held by somebody other than copies in flight. O(nodes)."""
+        total = self.root.lock_ref - 1
+        locked_children = 0
+        for node in self.nodes():
+            total += node.lock_ref
+            locked_children += node.lock_ref > 0
+        return total - locked_children - self._num_ticket_locks()
+
+    def _num_ticket_locks(self) -> int:
+        return sum(ticket.kind in (CopyKind.WRITE, CopyKind.LOAD) for ticket in self._ticketed)
+
+    @property
+    def evictable_size(self) -> int:
+        """Device tokens that no lock protects."""
+        pages = self.residency.num_device_pages - self.residency.num_locked_pages
+        return pages * self.page_size
+
+    @property
+    def protected_size(self) -> int:
+        """Device tokens that a lock protects."""
+        return self.residency.num_locked_pages * self.page_size
+
+    @property
+    def host_size(self) -> int:
+        """Tokens with a readable host copy."""
+        return self.residency.num_host_pages * self.page_size
