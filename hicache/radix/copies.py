@@ -61,8 +61,9 @@ class CopyingTree(PrefixTree):
     def commit_write(self, ticket: Ticket, host_pages: IntArray, num_good: int) -> WriteCommit:
         """Publish the first `num_good` of `host_pages` and carry out an eviction that waited.
 
-        A run is published whole or not at all, and only below a run that was. With a run that fails, all copies in flight below
-        it have failed too: their tickets publish nothing when they end.
+        A run is published whole or not at all, and only below a run that was. With a run that
+        fails, all copies in flight below it have failed too: their tickets publish nothing when
+        they end.
         """
         node = self._close(ticket)
         if node is None:

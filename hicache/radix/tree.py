@@ -115,6 +115,11 @@ class RadixTree(CopyingTree):
         self._clear()
         return result
 
+    def forget_persisted(self) -> None:
+        """Believe that storage holds nothing. O(nodes)."""
+        for node in self.nodes():
+            node.persisted = False
+
     def num_request_locks(self) -> int:
         """Return how many locks are held by somebody other than copies in flight. O(nodes)."""
         total = self.root.lock_ref - 1

@@ -1,0 +1,168 @@
+"""Every option of the cache, with its unit, its default and the values it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import field
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from hicache.config.plain import FrozenMapping, PlainMapping
+from hicache.config.section import Section, about
+from hicache.errors import ConfigError
+from hicache.layout import HostLayout
+from hicache.types import IoBackend, PrefetchPolicy, WritePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["HiCacheConfig", "HostPoolConfig", "PrefetchConfig", "StorageConfig"]
+
+_DEFAULT_RATIO: Final = 2.0
+
+_COPYABLE_LAYOUTS: Final[Mapping[IoBackend, frozenset[HostLayout]]] = {
+    IoBackend.DIRECT: frozenset({HostLayout.PAGE_FIRST, HostLayout.LAYER_FIRST}),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostPoolConfig(Section):
+    """The host pool (L2). After construction exactly one of `ratio` and `size_bytes` is set."""
+
+    section: ClassVar[str] = "host"
+
+    layout: HostLayout = field(
+        default=HostLayout.PAGE_FIRST, metadata=about("order of the bytes in the host pool")
+    )
+    ratio: float | None = field(
+        default=None,
+        metadata=about(
+            f"size of the host pool; {_DEFAULT_RATIO} when size_bytes is not given either",
+            unit="host bytes per byte of the device pool",
+            above=0,
+        ),
+    )
+    size_bytes: int | None = field(
+        default=None,
+        metadata=about("size of the host pool, instead of ratio", unit="bytes", at_least=1),
+    )
+    huge_pages: bool = field(
+        default=True, metadata=about("ask the kernel for 2 MiB pages; small ones where it has none")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ratio is not None and self.size_bytes is not None:
+            raise ConfigError(
+                f"host.ratio ({self.ratio}) and host.size_bytes ({self.size_bytes}) both give the "
+                "size of the host pool; give one of them and none for the other"
+            )
+        if self.ratio is None and self.size_bytes is None:
+            object.__setattr__(self, "ratio", _DEFAULT_RATIO)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageConfig(Section):
+    """A store (L3), and how many calls may wait for it how long."""
+
+    section: ClassVar[str] = "storage"
+
+    backend: str = field(metadata=about("registered name of the storage backend"))
+    extra_config: PlainMapping = field(
+        default_factory=FrozenMapping,
+        # Equal configurations have equal hashes without it, and a mapping has none.
+        hash=False,
+        metadata=about("the backend's own options; copied and read-only all the way down"),
+    )
+    model_name: str = field(metadata=about("name of the model; pages of another are never read"))
+    weights_revision: str = field(
+        metadata=about("any text that changes when the weights do; pages of others are never read")
+    )
+    num_workers: int = field(
+        default=2, metadata=about("calls in progress at a time", unit="threads", at_least=1)
+    )
+    batch_pages: int = field(
+        default=128, metadata=about("largest batch of one call", unit="pages", at_least=1)
+    )
+    call_timeout_seconds: float = field(
+        default=30.0,
+        metadata=about(
+            "a call that takes longer is given up and counts as a miss", unit="seconds", above=0
+        ),
+    )
+    max_inflight_persist_operations: int = field(
+        default=1024,
+        metadata=about("beyond these, new nodes are not persisted", unit="operations", at_least=1),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefetchConfig(Section):
+    """Which prefetches (L3 -> L2) are worth it, and how much memory they may hold."""
+
+    section: ClassVar[str] = "prefetch"
+
+    threshold_tokens: int = field(
+        default=256,
+        metadata=about("a shorter hit in storage is not fetched", unit="tokens", at_least=0),
+    )
+    max_inflight_pages: int | None = field(
+        default=None,
+        metadata=about(
+            "host pages that prefetches may hold together; with none the controller derives it "
+            "from the size of the host pool",
+            unit="pages",
+            at_least=1,
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiCacheConfig(Section):
+    """The whole configuration of one cache.
+
+    Raises:
+        ConfigError: at construction, when an option or a combination of options cannot work.
+    """
+
+    page_size: int = field(
+        default=64,
+        metadata=about("the unit of caching, hashing and storage", unit="tokens", at_least=1),
+    )
+    write_policy: WritePolicy = field(
+        default=WritePolicy.WRITE_THROUGH,
+        metadata=about("when device pages are copied to the host (L1 -> L2)"),
+    )
+    prefetch_policy: PrefetchPolicy = field(
+        default=PrefetchPolicy.BEST_EFFORT,
+        metadata=about("how long a request waits for pages that storage is still delivering"),
+    )
+    io_backend: IoBackend = field(
+        default=IoBackend.DIRECT, metadata=about("how pages are addressed in a copy")
+    )
+    load_back_threshold_tokens: int = field(
+        default=10,
+        metadata=about("a shorter hit on the host is not loaded", unit="tokens", at_least=0),
+    )
+    num_load_slots: int = field(
+        default=5,
+        metadata=about("loads that run ahead of the model at a time", unit="loads", at_least=1),
+    )
+    host: HostPoolConfig = field(
+        default_factory=HostPoolConfig, metadata=about("the host pool (L2)")
+    )
+    storage: StorageConfig | None = field(
+        default=None, metadata=about("the store (L3); none for two tiers")
+    )
+    prefetch: PrefetchConfig = field(
+        default_factory=PrefetchConfig, metadata=about("prefetches (L3 -> L2)")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        copyable = _COPYABLE_LAYOUTS[self.io_backend]
+        if self.host.layout not in copyable:
+            raise ConfigError(
+                f"io_backend {self.io_backend.value} cannot copy host.layout "
+                f"{self.host.layout.value}; it copies "
+                f"{', '.join(sorted(layout.value for layout in copyable))}"
+            )

@@ -1,0 +1,30 @@
+"""The controller: moves pages between tiers, and never blocks the scheduler for it."""
+
+from hicache.controller.controller import HiCacheController
+from hicache.controller.mover import LocalMover, Mover, PoolPair
+from hicache.controller.operations import (
+    CacheOperation,
+    HiCacheAck,
+    PrefetchOperation,
+    StorageOperation,
+)
+from hicache.controller.stats import MovementStats
+from hicache.controller.storage_tier import StorageTier, thread_executor
+from hicache.controller.workers import Executor, ThreadExecutor, Work
+
+__all__ = [
+    "CacheOperation",
+    "Executor",
+    "HiCacheAck",
+    "HiCacheController",
+    "LocalMover",
+    "MovementStats",
+    "Mover",
+    "PoolPair",
+    "PrefetchOperation",
+    "StorageOperation",
+    "StorageTier",
+    "ThreadExecutor",
+    "Work",
+    "thread_executor",
+]

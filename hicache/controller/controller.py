@@ -1,0 +1,368 @@
+"""The deciding side's handle on all movements of one rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache.controller.agreement import Finished, agree_on_finished
+from hicache.controller.copy_queue import CopyQueue
+from hicache.controller.operations import CacheOperation, PrefetchOperation, StorageOperation
+from hicache.controller.records import (
+    CopyResult,
+    LoadJob,
+    PersistJob,
+    Phase,
+    PrefetchJob,
+    QueryJob,
+    WriteJob,
+)
+from hicache.controller.stats import MovementStats
+from hicache.errors import HiCacheError
+from hicache.radix import CopyKind
+from hicache.types import OperationId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache.config import HiCacheConfig, StorageConfig
+    from hicache.controller.mover import Mover
+    from hicache.controller.records import Result
+    from hicache.pools import Allocator
+    from hicache.radix import RadixKey, RadixNode, Ticket
+    from hicache.ranks import RankGroup
+    from hicache.types import IntArray, PageHash, RequestId
+
+__all__ = ["HiCacheController"]
+
+_MAX_WRITES_IN_FLIGHT = 64
+"""Jobs on the write stream; further writes wait and are merged into one job when there is room."""
+
+
+class HiCacheController:
+    """Queues copies, merges them into jobs for the moving side, and collects what has ended.
+
+    Belongs to the scheduler's thread, decides nothing about the tree and never blocks but in
+    `attach_storage_backend`, `detach_storage_backend`, `clear_storage_backend` and `close`.
+
+    Args:
+        config: policies and bounds.
+        device_allocator: free list of the device pool; it may be the engine's.
+        host_allocator: free list of the host pools.
+        mover: the moving side.
+        ranks: with whom outcomes are agreed.
+
+    Attributes:
+        writes, loads: copies that have not ended.
+        stats: per movement.
+    """
+
+    def __init__(
+        self,
+        config: HiCacheConfig,
+        *,
+        device_allocator: Allocator,
+        host_allocator: Allocator,
+        mover: Mover,
+        ranks: RankGroup,
+    ) -> None:
+        self.config = config
+        self.device_allocator = device_allocator
+        self.host_allocator = host_allocator
+        self.generation = 0
+        self.writes = CopyQueue()
+        self.loads = CopyQueue()
+        self.stats = {kind: MovementStats() for kind in CopyKind}
+        self._mover = mover
+        self._ranks = ranks
+        self._prefetches: dict[OperationId, PrefetchOperation] = {}
+        self._persists: dict[OperationId, StorageOperation] = {}
+        self._next_operation_id = 0
+        self._storage: StorageConfig | None = None
+        if config.storage is not None:
+            self.attach_storage_backend(config.storage)
+
+    # -- L1 <-> L2 ---------------------------------------------------------------------------
+
+    def write(
+        self, device_pages: IntArray, *, ticket: Ticket | None = None, priority: int | None = None
+    ) -> CacheOperation | None:
+        """Queue the copy of `device_pages` to host pages allocated here.
+
+        Returns:
+            The operation, which owns its `host_pages` until it has ended, or None when the host
+            pool has too few free pages: evict some and try once more.
+        """
+        host_pages = self.host_allocator.alloc(len(device_pages))
+        if host_pages is None:
+            return None
+        operation = CacheOperation(ticket, device_pages, host_pages, priority)
+        self.writes.queued.append(operation)
+        return operation
+
+    def start_writing(self) -> None:
+        """Merge what is queued into one job on the write stream, if there is room for a job."""
+        if not self.writes.queued or len(self.writes.acks) >= _MAX_WRITES_IN_FLIGHT:
+            return
+        job, ack = self.writes.merged(WriteJob, self._new_id(), self.generation)
+        self._mover.submit_write(job)
+        self.writes.sent(ack)
+
+    def load(
+        self,
+        host_pages: IntArray,
+        *,
+        device_pages: IntArray | None = None,
+        ticket: Ticket | None = None,
+        priority: int | None = None,
+    ) -> CacheOperation | None:
+        """Queue the copy of `host_pages` to device pages: the caller's, or allocated here.
+
+        Returns:
+            The operation, which owns its `device_pages` until it has ended, or None when the
+            device pool has too few free pages.
+        """
+        if device_pages is None:
+            device_pages = self.device_allocator.alloc(len(host_pages))
+            if device_pages is None:
+                return None
+        operation = CacheOperation(ticket, device_pages, host_pages, priority)
+        self.loads.queued.append(operation)
+        return operation
+
+    @property
+    def can_start_loading(self) -> bool:
+        """Whether a load queued now can start now; one slot is left to the batch that runs."""
+        return len(self.loads.acks) < max(1, self.config.num_load_slots - 1)
+
+    def start_loading(self) -> int:
+        """Merge what is queued into one job on the load stream.
+
+        Returns:
+            The producer index that consumers wait on; -1 when nothing was queued, or when every
+            slot is busy and the loads stay queued (`loads.queued` tells).
+        """
+        if not self.loads.queued:
+            return -1
+        job, ack = self.loads.merged(LoadJob, self._new_id(), self.generation)
+        producer = self._mover.submit_load(job)
+        if producer >= 0:
+            self.loads.sent(ack)
+        return producer
+
+    # -- L2 <-> L3 ---------------------------------------------------------------------------
+
+    def prefetch(
+        self,
+        request_id: RequestId,
+        *,
+        key: RadixKey,
+        anchor: RadixNode,
+        ticket: Ticket,
+        hashes: Sequence[PageHash],
+    ) -> PrefetchOperation:
+        """Ask storage for pages below `anchor`; `start_prefetch` reads what it has."""
+        operation = PrefetchOperation(
+            self._new_id(), request_id, ticket, anchor, key, tuple(hashes)
+        )
+        self._prefetches[operation.operation_id] = operation
+        self._mover.submit_storage(
+            QueryJob(
+                operation_id=operation.operation_id,
+                generation=self.generation,
+                hashes=operation.hashes,
+            )
+        )
+        return operation
+
+    def start_prefetch(self, operation: PrefetchOperation, host_pages: IntArray) -> None:
+        """Read the first `len(host_pages)` pages; the operation owns `host_pages` from now on."""
+        operation.host_pages = host_pages
+        operation.phase = Phase.RUNNING
+        self._mover.submit_storage(
+            PrefetchJob(
+                operation_id=operation.operation_id,
+                generation=self.generation,
+                hashes=operation.hashes[: len(host_pages)],
+                host_pages=host_pages,
+            )
+        )
+
+    def terminate_prefetch(self, operation: PrefetchOperation) -> None:
+        """Mark that the prefetch is to end with what it has; `collect` ends it."""
+        operation.terminated = True
+        self._mover.end(operation.operation_id)
+
+    def forget_prefetch(self, operation: PrefetchOperation) -> None:
+        """Drop an operation that owns nothing any more."""
+        del self._prefetches[operation.operation_id]
+
+    def prefetch_rate_limited(self, num_pages: int = 0) -> bool:
+        """Whether prefetches hold so many host pages that `num_pages` more are too many.
+
+        One prefetch is always admitted, whatever the size of the host pool.
+        """
+        limit = self.config.prefetch.max_inflight_pages
+        if limit is None:
+            limit = max(1, self.host_allocator.num_pages // 2)
+        held = self.num_prefetch_pages
+        return held > 0 and held + num_pages > limit
+
+    @property
+    def num_prefetch_pages(self) -> int:
+        """Host pages that prefetches own now."""
+        owned = (one.host_pages for one in self._prefetches.values())
+        return sum(len(pages) for pages in owned if pages is not None)
+
+    def write_storage(
+        self,
+        host_pages: IntArray,
+        *,
+        ticket: Ticket,
+        hashes: Sequence[PageHash],
+        parent_hash: bytes,
+    ) -> StorageOperation | None:
+        """Persist `host_pages`, which stay protected by the ticket until storage has let go.
+
+        Returns:
+            The operation, or None when too many are under way already.
+        """
+        if self._storage is None:
+            return None
+        if len(self._persists) >= self._storage.max_inflight_persist_operations:
+            return None
+        operation = StorageOperation(self._new_id(), ticket)
+        self._persists[operation.operation_id] = operation
+        self._mover.submit_storage(
+            PersistJob(
+                operation_id=operation.operation_id,
+                generation=self.generation,
+                hashes=tuple(hashes),
+                parent_hash=parent_hash,
+                host_pages=host_pages,
+            )
+        )
+        return operation
+
+    # -- progress ----------------------------------------------------------------------------
+
+    def collect(self) -> Finished:
+        """Return the operations that have ended on every rank, in order of submission.
+
+        To be called exactly once per scheduler step, on every rank. Never blocks on a copy or on
+        storage. What it returns is not in flight any more, except that a closed prefetch may still
+        own memory: it comes again, in `released`, when it does not.
+        """
+        for result in self._mover.poll():
+            self._take(result)
+        finished = agree_on_finished(
+            self._ranks,
+            writes=self.writes.acks,
+            loads=self.loads.acks,
+            prefetches=self._prefetches,
+            persists=self._persists,
+        )
+        self.writes.drop(finished.writes)
+        self.loads.drop(finished.loads)
+        for persist, _ in finished.persists:
+            del self._persists[persist.operation_id]
+        for prefetch in finished.released:
+            del self._prefetches[prefetch.operation_id]
+        return finished
+
+    @property
+    def num_in_flight(self) -> int:
+        """Operations that have not ended, queued ones included."""
+        return len(self.writes) + len(self.loads) + len(self._prefetches) + len(self._persists)
+
+    def owned_pages(self) -> tuple[list[IntArray], list[IntArray]]:
+        """Return the device pages and the host pages that operations own, for checks."""
+        host = [one.host_pages for one in self.writes.operations()]
+        host += [one.host_pages for one in self._prefetches.values() if one.host_pages is not None]
+        return [one.device_pages for one in self.loads.operations()], host
+
+    # -- life cycle --------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> StorageConfig | None:
+        """The configuration of the store that is attached."""
+        return self._storage
+
+    def attach_storage_backend(self, storage: StorageConfig) -> None:
+        """Open a store; the same path at start and later.
+
+        Raises:
+            HiCacheError: one is attached, or operations are in flight; nothing has changed.
+            ConfigError: the backend cannot be had; nothing has changed.
+        """
+        if self._storage is not None:
+            raise HiCacheError(
+                f"storage backend {self._storage.backend!r} is attached; detach it first"
+            )
+        self._require_idle("attach")
+        self._mover.attach_storage(storage)
+        self._storage = storage
+
+    def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
+        """Close the store. Idempotent.
+
+        Raises:
+            HiCacheError: operations are in flight, or a call still runs: try again later.
+        """
+        if self._storage is None:
+            return
+        self._require_idle("detach")
+        if not self._mover.detach_storage(timeout_seconds):
+            raise HiCacheError("a storage call still runs; detach again when it has returned")
+        self._storage = None
+
+    def clear_storage_backend(self) -> int:
+        """Remove this namespace's pages from the store and return how many; blocks."""
+        if self._storage is None:
+            raise HiCacheError("no storage backend is attached; attach one before clearing it")
+        self._require_idle("clear")
+        return self._mover.clear_storage()
+
+    def reset(self) -> None:
+        """Begin a new generation; jobs in flight end as ever, with tickets that are void."""
+        self.generation += 1
+        for operation in self._prefetches.values():
+            self.terminate_prefetch(operation)
+
+    def drop_queued(self) -> list[CacheOperation]:
+        """Forget the copies that no job carries yet; the caller ends them."""
+        return self.writes.drop_queued() + self.loads.drop_queued()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Stop the moving side; False when a call of it still runs."""
+        stopped = self._mover.close(timeout_seconds)
+        if stopped:
+            self._storage = None
+        return stopped
+
+    def _require_idle(self, verb: str) -> None:
+        if self.num_in_flight:
+            raise HiCacheError(
+                f"cannot {verb} a storage backend while {self.num_in_flight} operation(s) are in "
+                "flight; call check_hicache_events until none is"
+            )
+
+    def _new_id(self) -> OperationId:
+        operation_id = OperationId(self._next_operation_id)
+        self._next_operation_id += 1
+        return operation_id
+
+    def _take(self, result: Result) -> None:
+        """Keep what a result says for `agree_on_finished`; one of a forgotten operation is old."""
+        if isinstance(result, CopyResult):
+            kind = CopyKind.WRITE if self.writes.take(result) else CopyKind.LOAD
+            if kind is CopyKind.LOAD:
+                self.loads.take(result)
+        elif result.operation_id in self._persists:
+            kind = CopyKind.PERSIST
+            self._persists[result.operation_id].take(result)
+        else:
+            kind = CopyKind.PREFETCH
+            prefetch = self._prefetches.get(result.operation_id)
+            if prefetch is not None:
+                prefetch.take(result)
+        self.stats[kind].note(result)

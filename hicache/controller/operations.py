@@ -1,0 +1,103 @@
+"""What the deciding side remembers of each movement that has not ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hicache.controller.records import PagesResult, Phase
+
+if TYPE_CHECKING:
+    from hicache.controller.records import QueryResult
+    from hicache.radix import RadixKey, RadixNode, Ticket
+    from hicache.types import IntArray, OperationId, PageHash, RequestId
+
+__all__ = ["CacheOperation", "HiCacheAck", "PrefetchOperation", "StorageOperation"]
+
+
+@dataclasses.dataclass(eq=False)
+class CacheOperation:
+    """One write or load. Owns its target pages until it has ended.
+
+    Attributes:
+        ticket: to be given back to the tree when the copy has ended.
+        device_pages, host_pages: one of them is the source, the other the target.
+        priority: a smaller number goes first; None is last.
+    """
+
+    ticket: Ticket | None
+    device_pages: IntArray
+    host_pages: IntArray
+    priority: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class HiCacheAck:
+    """Copies that were merged into one job and end together.
+
+    The job's events stay with the moving side; its result comes back as `num_good`.
+
+    Attributes:
+        num_good: None until the job has ended; then 1 when it went well and 0 when it failed.
+    """
+
+    operation_id: OperationId
+    operations: tuple[CacheOperation, ...]
+    num_good: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class StorageOperation:
+    """One persist: protects its host pages until storage has let go of them."""
+
+    operation_id: OperationId
+    ticket: Ticket
+    num_good: int = 0
+    phase: Phase = Phase.RUNNING
+
+    def take(self, result: QueryResult | PagesResult) -> None:
+        """Keep what a batch has brought."""
+        assert isinstance(result, PagesResult)
+        self.phase, self.num_good = result.phase, result.num_good
+
+
+@dataclasses.dataclass(eq=False)
+class PrefetchOperation:
+    """One prefetch: a query, then reads into host pages allocated for exactly the hit.
+
+    | state | `host_pages` | waits for |
+    |---|---|---|
+    | querying | None | the answer of storage |
+    | reading | owned | its end, or `terminated` |
+    | closed | what no node took, while `phase` is not ended | the release of the memory |
+
+    Attributes:
+        anchor: node below which the pages go.
+        hashes: of all pages asked for, in order.
+        num_good: leading pages that have arrived and were verified; only ever grows.
+        num_hits: pages that storage holds, once known.
+        terminated: somebody wants it to end with what it has.
+        closed: its pages were given to the tree.
+    """
+
+    operation_id: OperationId
+    request_id: RequestId
+    ticket: Ticket
+    anchor: RadixNode
+    key: RadixKey
+    hashes: tuple[PageHash, ...]
+    host_pages: IntArray | None = None
+    num_good: int = 0
+    num_hits: int | None = None
+    terminated: bool = False
+    closed: bool = False
+    phase: Phase = Phase.RUNNING
+    """Of the call or calls under way: the query's first, the read's afterwards."""
+
+    def take(self, result: QueryResult | PagesResult) -> None:
+        """Keep what the query has answered, or what a batch has brought."""
+        self.phase = result.phase
+        if isinstance(result, PagesResult):
+            self.num_good = result.num_good
+        else:
+            self.num_hits = result.num_pages

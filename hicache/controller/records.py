@@ -1,0 +1,164 @@
+"""What the deciding side and the moving side tell each other.
+
+Plain frozen records of integers, bytes, enums and page-id arrays: they pickle, and no tensor, event
+or node is in them. So the two sides may be one process (a direct call), or the scheduler and the
+worker of an engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hicache.types import IntArray, NodeId, OperationId, PageHash, PageOutcome
+
+__all__ = [
+    "CopyResult",
+    "Job",
+    "LoadJob",
+    "OutcomeRuns",
+    "PagesResult",
+    "PersistJob",
+    "Phase",
+    "PrefetchJob",
+    "QueryJob",
+    "QueryResult",
+    "Result",
+    "StorageJob",
+    "WriteJob",
+    "encode_outcomes",
+    "leading_good",
+]
+
+OutcomeRuns: TypeAlias = "tuple[tuple[PageOutcome, int], ...]"
+"""One outcome per page, run-length encoded, so that the scheduler's thread loops over no pages."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    operation_id: OperationId
+    generation: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WriteJob(_Job):
+    """Copy all layers of device pages to host pages."""
+
+    device_pages: IntArray
+    host_pages: IntArray
+    node_ids: tuple[NodeId, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class LoadJob(_Job):
+    """Copy host pages to device pages, layer by layer."""
+
+    host_pages: IntArray
+    device_pages: IntArray
+    node_ids: tuple[NodeId, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class QueryJob(_Job):
+    """Ask storage how many leading pages it holds."""
+
+    hashes: tuple[PageHash, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PrefetchJob(_Job):
+    """Read pages from storage into host pages."""
+
+    hashes: tuple[PageHash, ...]
+    host_pages: IntArray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PersistJob(_Job):
+    """Write host pages to storage; `parent_hash` is that of the page before the first one."""
+
+    hashes: tuple[PageHash, ...]
+    parent_hash: bytes
+    host_pages: IntArray
+
+
+StorageJob: TypeAlias = QueryJob | PrefetchJob | PersistJob
+Job: TypeAlias = WriteJob | LoadJob | StorageJob
+
+
+class Phase(str, Enum):
+    """How far a storage operation is."""
+
+    RUNNING = "running"
+    OVERDUE = "overdue"
+    """A backend call is past its deadline: expect no more pages, but its memory is still in use."""
+    ENDED = "ended"
+    """Nothing of the operation runs any more."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CopyResult:
+    """A write or load that has ended; all of its pages arrived, or none counts."""
+
+    operation_id: OperationId
+    generation: int
+    good: bool
+    num_bytes: int
+    seconds: float
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryResult:
+    """The answer to a query: `num_pages` leading pages are stored."""
+
+    operation_id: OperationId
+    generation: int
+    phase: Phase
+    num_pages: int
+    seconds: float
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PagesResult:
+    """One batch of a prefetch or persist.
+
+    Attributes:
+        num_good: leading pages of the whole operation that are good; only ever grows.
+        outcomes: of this batch's pages.
+        num_bytes: moved by this batch.
+        seconds: that this batch took.
+    """
+
+    operation_id: OperationId
+    generation: int
+    phase: Phase
+    num_good: int
+    outcomes: OutcomeRuns
+    num_bytes: int
+    seconds: float
+    error: str = ""
+
+
+Result: TypeAlias = CopyResult | QueryResult | PagesResult
+
+
+def encode_outcomes(outcomes: Sequence[PageOutcome]) -> OutcomeRuns:
+    """Return `outcomes` as runs of equal ones."""
+    return tuple((outcome, len(list(run))) for outcome, run in groupby(outcomes))
+
+
+def leading_good(runs: OutcomeRuns) -> int:
+    """Return how many leading pages are good."""
+    total = 0
+    for outcome, count in runs:
+        if not outcome.good:
+            break
+        total += count
+    return total

@@ -1,0 +1,48 @@
+"""How much each movement has moved, and what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hicache.controller.records import CopyResult, PagesResult, Phase
+
+if TYPE_CHECKING:
+    from hicache.controller.records import Result
+
+__all__ = ["MovementStats"]
+
+
+@dataclasses.dataclass
+class MovementStats:
+    """What one kind of movement has done so far; no number ever decreases.
+
+    Attributes:
+        num_operations: jobs that ended, well or not.
+        num_bytes: that arrived.
+        seconds: that copies or backend calls took, summed over those that run side by side.
+        outcomes: pages by outcome, for storage; jobs as `ok` and `failed`, for copies.
+        last_error: for people.
+    """
+
+    num_operations: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
+    last_error: str = ""
+
+    def note(self, result: Result) -> None:
+        """Add one result."""
+        self.last_error = result.error or self.last_error
+        if isinstance(result, CopyResult):
+            self.num_operations += 1
+            self.num_bytes += result.num_bytes
+            self.seconds += result.seconds
+            self.outcomes["ok" if result.good else "failed"] += 1
+        elif isinstance(result, PagesResult):
+            self.num_operations += result.phase is Phase.ENDED
+            self.num_bytes += result.num_bytes
+            self.seconds += result.seconds
+            for outcome, count in result.outcomes:
+                self.outcomes[outcome.value] += count

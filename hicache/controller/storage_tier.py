@@ -1,0 +1,210 @@
+"""The store of one rank as the moving side sees it: backend, workers, work in progress."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hicache.controller.records import (
+    CopyResult,
+    PagesResult,
+    Phase,
+    QueryJob,
+    QueryResult,
+)
+from hicache.controller.storage_work import StorageContext, create_work
+from hicache.controller.workers import ThreadExecutor
+from hicache.errors import HiCacheError, StorageError
+from hicache.hashing import StorageNamespace
+from hicache.storage import HiCacheStorageConfig, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache.clock import Clock
+    from hicache.config import StorageConfig
+    from hicache.controller.records import Result, StorageJob
+    from hicache.controller.storage_work import StorageWork
+    from hicache.controller.workers import Executor
+    from hicache.pools import HostKVPool
+    from hicache.storage import HiCacheStorage, Page, StorageBackendFactory
+    from hicache.types import IntArray, OperationId
+
+__all__ = ["StorageTier", "thread_executor"]
+
+_GRACE = 1.5
+"""A call is overdue this much later than the deadline that its backend was given."""
+
+
+def thread_executor(config: StorageConfig, clock: Clock) -> Executor:
+    """Return the executor that storage work runs on outside of simulations."""
+    return ThreadExecutor(
+        num_workers=config.num_workers,
+        clock=clock,
+        call_timeout_seconds=config.call_timeout_seconds * _GRACE,
+    )
+
+
+class StorageTier:
+    """Opens and closes the store, and runs storage jobs against it.
+
+    One thread calls; results come from the workers through a queue.
+
+    Args:
+        host_pools: the memory that pages are moved from and to; one page of storage is the page
+            with the same id in each, one after the other.
+        factory: finds backends by name.
+        clock: for deadlines.
+        create_executor: what the work runs on; replaced in simulations.
+    """
+
+    def __init__(
+        self,
+        *,
+        host_pools: Sequence[HostKVPool],
+        factory: StorageBackendFactory,
+        clock: Clock,
+        create_executor: Callable[[StorageConfig, Clock], Executor] = thread_executor,
+    ) -> None:
+        self._host_pools = tuple(host_pools)
+        self._page_bytes = sum(pool.geometry.page_bytes for pool in host_pools)
+        self._factory = factory
+        self._clock = clock
+        self._create_executor = create_executor
+        # Appended to by workers, taken from by the owner; a deque's ends are thread-safe.
+        self._results: deque[Result] = deque()
+        self._works: dict[OperationId, StorageWork] = {}
+        self._backend: HiCacheStorage | None = None
+        self._executor: Executor | None = None
+        self._context: StorageContext | None = None
+
+    @property
+    def num_abandoned_calls(self) -> int:
+        """Calls past their deadline that have not returned."""
+        return 0 if self._executor is None else self._executor.num_abandoned
+
+    def attach(self, config: StorageConfig) -> None:
+        """Open the store.
+
+        Raises:
+            HiCacheError: a store is attached already.
+            ConfigError: the backend cannot be had; nothing has changed.
+        """
+        if self._backend is not None:
+            raise HiCacheError("a storage backend is attached already; detach it first")
+        backend = self._factory.create_backend(
+            config.backend,
+            HiCacheStorageConfig(
+                namespace=self._namespace(config),
+                page_bytes=self._page_bytes,
+                extra_config=config.extra_config,
+                clock=self._clock,
+            ),
+        )
+        try:
+            backend.register_memory(
+                [region for pool in self._host_pools for region in pool.regions()]
+            )
+            self._executor = self._create_executor(config, self._clock)
+        except BaseException:
+            backend.close()
+            raise
+        self._backend = backend
+        self._context = StorageContext(
+            backend=backend,
+            clock=self._clock,
+            call_timeout_seconds=config.call_timeout_seconds,
+            batch_pages=config.batch_pages,
+            page_bytes=self._page_bytes,
+            pages_of=self._pages_of,
+            emit=self._results.append,
+        )
+
+    def detach(self, timeout_seconds: float) -> bool:
+        """Stop the workers and close the store; True when none is attached.
+
+        False when a call still runs: the store stays open for it, no new work is taken, and a later
+        detach tries again.
+        """
+        if self._executor is not None and not self._executor.close(timeout_seconds):
+            return False
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = self._executor = self._context = None
+        return True
+
+    def clear(self) -> int:
+        """Remove every page of this namespace; a `StorageError` when no store is attached."""
+        if self._backend is None:
+            raise StorageError("no storage backend is attached; attach one before clearing it")
+        return self._backend.clear()
+
+    def submit(self, job: StorageJob) -> None:
+        """Queue a job; without a store it ends at once, with nothing."""
+        if self._context is None or self._executor is None:
+            self._results.append(_nothing(job, "no storage backend is attached"))
+            return
+        work = create_work(self._context, job)
+        self._works[job.operation_id] = work
+        self._executor.submit(work)
+
+    def end(self, operation_id: OperationId) -> None:
+        """Let the work of an operation end before its next call."""
+        work = self._works.get(operation_id)
+        if work is not None:
+            work.stop()
+
+    def poll(self) -> list[Result]:
+        """Return what the workers have reported since the last call."""
+        if self._executor is not None and self._works:
+            self._executor.poll()
+        results: list[Result] = []
+        while self._results:
+            result = self._results.popleft()
+            if not isinstance(result, CopyResult) and result.phase is Phase.ENDED:
+                self._works.pop(result.operation_id, None)
+            results.append(result)
+        return results
+
+    def _pages_of(self, host_pages: IntArray) -> list[Page]:
+        return [
+            tuple(
+                Piece(address, num_bytes)
+                for pool in self._host_pools
+                for address, num_bytes in pool.page_pieces(page)
+            )
+            for page in host_pages.tolist()
+        ]
+
+    def _namespace(self, config: StorageConfig) -> StorageNamespace:
+        first = self._host_pools[0]
+        return StorageNamespace(
+            model=config.model_name,
+            weights_revision=config.weights_revision,
+            dtype=first.geometry.dtype,
+            layout=first.layout.value,
+            page_size=first.geometry.page_size,
+            kv_shape="+".join(pool.geometry.kv_shape for pool in self._host_pools),
+        )
+
+
+def _nothing(job: StorageJob, reason: str) -> Result:
+    if isinstance(job, QueryJob):
+        return QueryResult(
+            operation_id=job.operation_id,
+            generation=job.generation,
+            phase=Phase.ENDED,
+            num_pages=0,
+            seconds=0.0,
+            error=reason,
+        )
+    return PagesResult(
+        operation_id=job.operation_id,
+        generation=job.generation,
+        phase=Phase.ENDED,
+        num_good=0,
+        outcomes=(),
+        num_bytes=0,
+        seconds=0.0,
+        error=reason,
+    )

@@ -1,0 +1,238 @@
+"""The storage side of a query, a prefetch and a persist, one backend call a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from hicache.controller.records import (
+    PagesResult,
+    PersistJob,
+    Phase,
+    PrefetchJob,
+    QueryJob,
+    QueryResult,
+    encode_outcomes,
+    leading_good,
+)
+from hicache.types import PageOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hicache.clock import Clock
+    from hicache.controller.records import Result, StorageJob
+    from hicache.storage import HiCacheStorage, Page
+    from hicache.types import IntArray, PageHash
+
+__all__ = ["StorageContext", "StorageWork", "create_work"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageContext:
+    """What every storage work needs.
+
+    Attributes:
+        pages_of: host page ids to where their bytes lie.
+        emit: takes a result; called from worker threads.
+    """
+
+    backend: HiCacheStorage
+    clock: Clock
+    call_timeout_seconds: float
+    batch_pages: int
+    page_bytes: int
+    pages_of: Callable[[IntArray], list[Page]]
+    emit: Callable[[Result], None]
+
+
+class StorageWork(ABC):
+    """A job of one storage operation. A backend that misbehaves ends the job, never the worker.
+
+    `stop` asks it to end before its next call. After `overdue` it ends with the call under way,
+    whose pages are not counted: nobody waits for them any more.
+    """
+
+    def __init__(self, context: StorageContext) -> None:
+        self._context = context
+        self._stopped = False
+        self._overdue = False
+        self._ended = False
+        # Between the worker that ends a call and the thread that declares it overdue.
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """End before the next call, with what there is."""
+        self._stopped = True
+
+    def overdue(self) -> None:
+        """See `Work.overdue`."""
+        with self._lock:
+            if not self._ended:
+                self._overdue = True
+                self._report(Phase.OVERDUE, error="a backend call is past its deadline")
+
+    def refuse(self, reason: str) -> None:
+        """See `Work.refuse`."""
+        self._report(Phase.ENDED, error=reason)
+
+    def step(self) -> bool:
+        """See `Work.step`."""
+        if self._stopped:
+            self._report(Phase.ENDED)
+            return False
+        clock = self._context.clock
+        started = clock.now()
+        answer: object = None
+        error = ""
+        try:
+            answer = self._call(started + self._context.call_timeout_seconds)
+        except Exception as caught:  # noqa: BLE001  # a worker outlives whatever a backend raises
+            error = f"{type(caught).__name__}: {caught}"
+        with self._lock:
+            if not self._overdue:
+                error = self._keep(answer, error)
+            more = self._more() and not error and not self._overdue
+            self._ended = not more
+            phase = Phase.RUNNING if more else Phase.ENDED
+            self._report(phase, seconds=clock.now() - started, error=error)
+        return more
+
+    @abstractmethod
+    def _call(self, deadline: float) -> object:
+        """Make one backend call and return its answer as it came."""
+
+    @abstractmethod
+    def _keep(self, answer: object, error: str) -> str:
+        """Keep what `answer` says unless there is an `error`; return what is wrong with it."""
+
+    @abstractmethod
+    def _more(self) -> bool:
+        """Whether another call follows."""
+
+    @abstractmethod
+    def _report(self, phase: Phase, *, seconds: float = 0.0, error: str = "") -> None:
+        """Emit what the last call gave, if it gave anything, and the phase."""
+
+
+class _QueryWork(StorageWork):
+    def __init__(self, context: StorageContext, job: QueryJob) -> None:
+        super().__init__(context)
+        self._job = job
+        self._num_pages = 0
+        self._complete = False
+
+    def _call(self, deadline: float) -> object:
+        return self._context.backend.batch_exists(self._batch())
+
+    def _batch(self) -> Sequence[PageHash]:
+        return self._job.hashes[self._num_pages : self._num_pages + self._context.batch_pages]
+
+    def _keep(self, answer: object, error: str) -> str:
+        asked = len(self._batch())
+        if not error and (type(answer) is not int or not 0 <= answer <= asked):
+            error = f"batch_exists of {asked} keys answered {answer!r:.200}"
+        found = answer if type(answer) is int and not error else 0
+        self._num_pages += found
+        self._complete = found < asked or self._num_pages == len(self._job.hashes)
+        return error
+
+    def _more(self) -> bool:
+        return not self._complete
+
+    def _report(self, phase: Phase, *, seconds: float = 0.0, error: str = "") -> None:
+        if phase is not Phase.RUNNING:
+            self._context.emit(
+                QueryResult(
+                    operation_id=self._job.operation_id,
+                    generation=self._job.generation,
+                    phase=phase,
+                    num_pages=self._num_pages,
+                    seconds=seconds,
+                    error=error,
+                )
+            )
+
+
+class _PagesWork(StorageWork):
+    """Batches of pages, in order; ends at the first page that is not good."""
+
+    def __init__(self, context: StorageContext, job: PrefetchJob | PersistJob) -> None:
+        super().__init__(context)
+        self._job = job
+        self._num_good = 0
+        self._outcomes: list[PageOutcome] = []
+
+    def _call(self, deadline: float) -> object:
+        first, last = self._num_good, self._num_good + self._context.batch_pages
+        pages = self._context.pages_of(self._job.host_pages[first:last])
+        return self._move(first, pages, deadline)
+
+    @abstractmethod
+    def _move(self, first: int, pages: list[Page], deadline: float) -> object:
+        """Call the backend for the pages from `first` on."""
+
+    def _keep(self, answer: object, error: str) -> str:
+        asked = min(self._context.batch_pages, len(self._job.hashes) - self._num_good)
+        outcomes = [PageOutcome.FAILED] * asked
+        if not error:
+            if (
+                isinstance(answer, list)
+                and len(answer) == asked
+                and all(isinstance(outcome, PageOutcome) for outcome in answer)
+            ):
+                outcomes = answer
+            else:
+                error = f"a batch of {asked} pages was answered with {answer!r:.200}"
+        self._outcomes = outcomes
+        self._num_good += leading_good(encode_outcomes(outcomes))
+        return error
+
+    def _more(self) -> bool:
+        good = all(outcome.good for outcome in self._outcomes)
+        return good and self._num_good < len(self._job.hashes)
+
+    def _report(self, phase: Phase, *, seconds: float = 0.0, error: str = "") -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        moved = sum(outcome is PageOutcome.OK for outcome in outcomes)
+        self._context.emit(
+            PagesResult(
+                operation_id=self._job.operation_id,
+                generation=self._job.generation,
+                phase=phase,
+                num_good=self._num_good,
+                outcomes=encode_outcomes(outcomes),
+                num_bytes=moved * self._context.page_bytes,
+                seconds=seconds,
+                error=error,
+            )
+        )
+
+
+class _PrefetchWork(_PagesWork):
+    def _move(self, first: int, pages: list[Page], deadline: float) -> object:
+        hashes = self._job.hashes[first : first + len(pages)]
+        return self._context.backend.batch_get(hashes, pages, deadline=deadline)
+
+
+class _PersistWork(_PagesWork):
+    def __init__(self, context: StorageContext, job: PersistJob) -> None:
+        super().__init__(context, job)
+        self._parents: Sequence[bytes] = (job.parent_hash, *job.hashes[:-1])
+
+    def _move(self, first: int, pages: list[Page], deadline: float) -> object:
+        last = first + len(pages)
+        return self._context.backend.batch_set(
+            self._job.hashes[first:last], self._parents[first:last], pages, deadline=deadline
+        )
+
+
+def create_work(context: StorageContext, job: StorageJob) -> StorageWork:
+    """Return the work that carries out `job`."""
+    if isinstance(job, QueryJob):
+        return _QueryWork(context, job)
+    if isinstance(job, PrefetchJob):
+        return _PrefetchWork(context, job)
+    return _PersistWork(context, job)

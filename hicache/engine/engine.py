@@ -1,0 +1,398 @@
+"""The smallest real consumer of the cache: batching, chunked prefill, greedy decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hicache.clock import MonotonicClock
+from hicache.engine.llama import SequenceChunk
+from hicache.engine.request import FinishReason, TokenChoice
+from hicache.errors import CapacityError, ConfigError, TransferError
+from hicache.hiradix_cache import LoadStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache.clock import Clock
+    from hicache.engine.llama import LlamaModel
+    from hicache.engine.request import Request
+    from hicache.hiradix_cache import HiRadixCache, PrefixMatch
+    from hicache.pools import Allocator, DeviceKVPool
+    from hicache.radix import RadixKey
+    from hicache.transfer import LayerDoneCounter
+    from hicache.types import IntArray, RequestId
+
+__all__ = ["CacheHandle", "Engine"]
+
+_UNSTARTED = -2
+"""Producer of a request whose load is queued but not started."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheHandle:
+    """A cache and the counter through which batches name the loads they wait for."""
+
+    cache: HiRadixCache
+    counter: LayerDoneCounter
+
+
+class Engine:
+    """Serves requests from one thread; `step` runs one batch.
+
+    Args:
+        model: computes; reads and writes `pool`.
+        pool: the device's KV.
+        allocator: its free pages, shared with the cache.
+        cache: None computes every token of every request.
+        max_batch_requests: requests computed in one step.
+        chunk_tokens: prompt tokens computed in one step, over all requests; longer prompts are
+            computed in chunks, and each chunk is inserted into the tree.
+        clock: for times to first token.
+        idle: called when every request waits, to let workers go on.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        pool: DeviceKVPool,
+        allocator: Allocator,
+        *,
+        cache: CacheHandle | None,
+        max_batch_requests: int = 8,
+        chunk_tokens: int = 512,
+        clock: Clock | None = None,
+        idle: Callable[[], None] | None = None,
+    ) -> None:
+        if chunk_tokens < 1 or max_batch_requests < 1:
+            raise ConfigError("chunk_tokens and max_batch_requests must be at least 1")
+        self._model = model
+        self._pool = pool
+        self._allocator = allocator
+        self._handle = cache
+        self._max_batch_requests = max_batch_requests
+        self._chunk_tokens = chunk_tokens
+        self._clock = clock or MonotonicClock()
+        self._idle = idle or _doze
+        self._page_size = pool.geometry.page_size
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._requests: dict[RequestId, Request] = {}
+
+    @property
+    def cache(self) -> HiRadixCache | None:
+        """The cache, if there is one."""
+        return None if self._handle is None else self._handle.cache
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; begins its prefetch from storage.
+
+        Raises:
+            ConfigError: it could never run (no token to compute or to generate, larger than the
+                pool), or its id is in use.
+        """
+        most_tokens = request.num_prompt_tokens + request.max_new_tokens
+        if request.num_prompt_tokens < 1 or request.max_new_tokens < 1:
+            raise ConfigError("a request needs at least one prompt token and one new token")
+        if self._pages_for(most_tokens) > self._allocator.num_pages:
+            raise ConfigError(
+                f"request {request.request_id!r} may need {most_tokens} tokens, the device pool "
+                f"has {self._allocator.num_pages * self._page_size}; make the pool larger"
+            )
+        if request.request_id in self._requests:
+            raise ConfigError(f"request id {request.request_id!r} is in use")
+        request.submitted_at = self._clock.now()
+        self._requests[request.request_id] = request
+        self.waiting.append(request)
+        if self.cache is not None:
+            self.cache.prefetch_from_storage(request.request_id, _matchable_key(request))
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request wherever it is; nothing of it is inserted. No effect when it has ended."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        request.finish_reason = FinishReason.ABORTED
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._release(request)
+        if self.cache is not None:
+            self.cache.release_aborted_request(request_id)
+
+    def run(self, *requests: Request, max_idle_steps: int = 1_000_000) -> None:
+        """Submit `requests` and step until nothing is left to do.
+
+        Raises:
+            CapacityError: no request could go on for `max_idle_steps` steps.
+        """
+        for request in requests:
+            self.submit(request)
+        idle_steps = 0
+        while self.waiting or self.running:
+            idle_steps = 0 if self.step() else idle_steps + 1
+            if idle_steps > max_idle_steps:
+                raise CapacityError("no request can go on; is the device pool too small?")
+
+    def settle(self, timeout_seconds: float = 30.0) -> bool:
+        """Step the cache alone until nothing is in flight; False after `timeout_seconds`."""
+        cache, end = self.cache, self._clock.now() + timeout_seconds
+        while cache is not None and cache.num_in_flight and self._clock.now() < end:
+            cache.check_hicache_events()
+            self._idle()
+        return cache is None or not cache.num_in_flight
+
+    def step(self) -> list[Request]:
+        """Take what the cache has finished, admit requests, compute one batch.
+
+        Returns:
+            The requests that were part of the batch; empty when every request waits.
+        """
+        if self.cache is not None:
+            self.cache.check_hicache_events()
+        self._admit()
+        batch = self._next_batch()
+        if not batch:
+            self._idle()
+            return []
+        chunks = [
+            SequenceChunk(
+                request.token_ids(request.num_computed, request.num_computed + count),
+                request.num_computed,
+                request.pages,
+            )
+            for request, count in batch
+        ]
+        try:
+            logits = self._model.forward(chunks, self._pool)
+        except TransferError:
+            self._retract_failed_loads([request for request, _ in batch])
+            return []
+        finally:
+            if self._handle is not None:
+                self._handle.counter.set_consumer(())
+        self._take_results(batch, logits)
+        return [request for request, _ in batch]
+
+    # -- admission ---------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Move requests from `waiting` to `running`, and start their loads together.
+
+        Only as many as this step's batch has room for: who has a load is in the batch that waits
+        for it.
+        """
+        budget = self._chunk_tokens - sum(_prefill_tokens(request) for request in self.running)
+        for request in list(self.waiting):
+            if len(self.running) >= self._max_batch_requests or budget < 1:
+                break
+            if self._prepare(request):
+                self.waiting.remove(request)
+                self.running.append(request)
+                budget -= _prefill_tokens(request)
+        if self._handle is None:
+            return
+        producer = self._handle.cache.ready_to_load_host_cache()
+        for request in self.running:
+            if request.producer == _UNSTARTED:
+                request.producer = producer
+
+    def _prepare(self, request: Request) -> bool:
+        """Give `request` its prefix and pages for the rest; False when it has to wait."""
+        cache = self.cache
+        if cache is None:
+            return self._grow(request, request.num_tokens)
+        if not cache.check_prefetch_progress(request.request_id):
+            return False
+        key = _matchable_key(request)
+        found = cache.match_prefix(key)
+        cache.inc_lock_ref(found.last_device_node)
+        request.node, request.pages = found.last_device_node, found.device_pages
+        request.num_tree_pages = len(request.pages)
+        # Its own pages come first: a load that is queued cannot be taken back. Making room can take
+        # host pages of the match, so it is asked for again.
+        rest = self._pages_for(request.num_tokens) - found.last_host_node.end
+        ready = self._make_room(rest)
+        if ready:
+            found = cache.match_prefix(key)
+            ready = self._load_host_part(request, found)
+        request.num_computed = request.num_tree_pages * self._page_size
+        if ready and self._grow(request, request.num_tokens):
+            self._count_hits(request, found)
+            return True
+        self._release(request)
+        return False
+
+    def _load_host_part(self, request: Request, found: PrefixMatch) -> bool:
+        """Queue the load of the part that only the host has; False when that has to wait."""
+        cache = self.cache
+        assert cache is not None
+        if request.num_failed_loads:
+            return True
+        load = cache.init_load_back(found)
+        if load.status is LoadStatus.QUEUED:
+            cache.inc_lock_ref(load.node)
+            cache.dec_lock_ref(found.last_device_node)
+            request.node = load.node
+            request.pages = np.concatenate([request.pages, load.device_pages])
+            request.num_tree_pages = len(request.pages)
+            request.producer = _UNSTARTED
+        if load.status is LoadStatus.NO_MEMORY and cache.tree.num_pending_evict_pages:
+            return False
+        return load.status is not LoadStatus.BUSY
+
+    def _count_hits(self, request: Request, found: PrefixMatch) -> None:
+        """Note where the prompt's tokens were found, the first time it is admitted."""
+        assert self.cache is not None
+        from_storage = self.cache.pop_prefetch_loaded_tokens(request.request_id)
+        if request.output_ids:
+            return
+        loaded = request.num_computed - found.device_hit_tokens
+        request.device_hit_tokens = found.device_hit_tokens
+        request.storage_hit_tokens = min(from_storage, loaded)
+        request.host_hit_tokens = loaded - request.storage_hit_tokens
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Give `request` pages for `num_tokens` tokens; False when there are too few."""
+        missing = self._pages_for(num_tokens) - len(request.pages)
+        if missing > 0:
+            if not self._make_room(missing):
+                return False
+            pages = self._allocator.alloc(missing)
+            assert pages is not None
+            request.pages = np.concatenate([request.pages, pages])
+        return True
+
+    def _make_room(self, num_pages: int) -> bool:
+        """Evict until `num_pages` are free; False when that takes longer than this step."""
+        if self._allocator.num_available < num_pages and self.cache is not None:
+            self.cache.evict(num_pages - self._allocator.num_available)
+        return self._allocator.num_available >= num_pages
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_size)
+
+    # -- a batch -----------------------------------------------------------------------------
+
+    def _next_batch(self) -> list[tuple[Request, int]]:
+        """Choose requests and how many tokens of each to compute; name the loads they wait for."""
+        budget = self._chunk_tokens
+        batch: list[tuple[Request, int]] = []
+        for request in list(self.running):
+            if request not in self.running or not self._grow_or_retract(request):
+                continue
+            count = request.num_to_compute
+            if count > 1:
+                count = min(count, budget)
+                budget -= count
+            if count:
+                batch.append((request, count))
+        # A request that was retracted for another one's pages is not in the batch any more.
+        batch = [(request, count) for request, count in batch if request in self.running]
+        if self._handle is not None:
+            producers = {request.producer for request, _ in batch} - {-1}
+            self._handle.counter.set_consumer(sorted(producers))
+        return batch
+
+    def _grow_or_retract(self, request: Request) -> bool:
+        """Give `request` a page for its next token, from the youngest request if need be."""
+        while not self._grow(request, request.num_tokens):
+            youngest = self.running[-1]
+            if self.cache is not None and self.cache.tree.num_pending_evict_pages:
+                return False
+            self._retract(youngest)
+            if youngest is request:
+                return False
+        return True
+
+    def _take_results(self, batch: list[tuple[Request, int]], logits: torch.Tensor) -> None:
+        top = torch.topk(logits, 2, dim=-1)
+        ids, values = top.indices.tolist(), top.values.tolist()
+        now = self._clock.now()
+        for (request, count), token_ids, token_logits in zip(batch, ids, values, strict=True):
+            request.producer = -1
+            in_prefill = request.num_computed < request.num_prompt_tokens
+            request.num_computed += count
+            if not request.num_to_compute:
+                if not request.output_ids:
+                    request.first_token_at = now
+                request.take(TokenChoice(tuple(token_ids), tuple(token_logits)))
+            if request.finished:
+                self._finish(request)
+            elif in_prefill and self.cache is not None:
+                self._insert(request, chunked=True)
+
+    # -- giving pages to the tree ------------------------------------------------------------
+
+    def _insert(self, request: Request, *, chunked: bool) -> None:
+        """Insert what is computed, and let the page table point at the tree's pages."""
+        cache = self.cache
+        assert cache is not None
+        key = request.computed_key()
+        result = cache.insert(key, request.pages, request_id=request.request_id, chunked=chunked)
+        first, present = request.num_tree_pages, result.already_present_pages
+        if present > first:
+            self._allocator.free(request.pages[first:present])
+            request.pages[first:present] = result.present_pages[first:]
+        if result.end_page > first:
+            cache.inc_lock_ref(result.node)
+            if request.node is not None:
+                cache.dec_lock_ref(request.node)
+            request.node, request.num_tree_pages = result.node, result.end_page
+
+    def _finish(self, request: Request) -> None:
+        if self.cache is not None:
+            self._insert(request, chunked=False)
+        self.running.remove(request)
+        del self._requests[request.request_id]
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Give back the request's own pages and its lock."""
+        self._allocator.free(request.pages[request.num_tree_pages :])
+        if request.node is not None:
+            assert self.cache is not None
+            self.cache.dec_lock_ref(request.node)
+        request.release()
+
+    def _retract(self, request: Request) -> None:
+        """Send a running request back to the queue's head; what it has computed is inserted."""
+        if self.cache is not None and request.num_computed > request.num_tree_pages:
+            self._insert(request, chunked=True)
+        self.running.remove(request)
+        self._release(request)
+        self.waiting.appendleft(request)
+
+    def _retract_failed_loads(self, batch: list[Request]) -> None:
+        """Compute again what a failed load was to bring; its pages still belong to the load."""
+        for request in batch:
+            if request.producer != -1:
+                request.num_failed_loads += 1
+                self.running.remove(request)
+                self._release(request)
+                self.waiting.appendleft(request)
+
+    def owned_pages(self) -> list[IntArray]:
+        """Return the device pages that requests own, for checks."""
+        return [request.pages[request.num_tree_pages :] for request in self.running]
+
+
+def _matchable_key(request: Request) -> RadixKey:
+    """The key without its last token, which has to be computed to give the next one."""
+    key = request.full_key()
+    return key.prefix(len(key) - 1)
+
+
+def _prefill_tokens(request: Request) -> int:
+    """What a request takes of a step's chunk: decoding takes nothing."""
+    return request.num_to_compute if request.num_to_compute > 1 else 0
+
+
+def _doze() -> None:
+    time.sleep(0.0005)

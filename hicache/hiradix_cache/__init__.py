@@ -1,0 +1,14 @@
+"""HiRadixCache: what a scheduler talks to."""
+
+from hicache.hiradix_cache.build import create_hiradix_cache
+from hicache.hiradix_cache.cache import HiRadixCache
+from hicache.hiradix_cache.results import EvictOutcome, LoadBack, LoadStatus, PrefixMatch
+
+__all__ = [
+    "EvictOutcome",
+    "HiRadixCache",
+    "LoadBack",
+    "LoadStatus",
+    "PrefixMatch",
+    "create_hiradix_cache",
+]

@@ -1,0 +1,383 @@
+"""What a scheduler talks to: one tree over three tiers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache.hiradix_cache.persisting import Persister
+from hicache.hiradix_cache.prefetching import Prefetcher
+from hicache.hiradix_cache.results import EvictOutcome, LoadBack, LoadStatus, PrefixMatch
+from hicache.radix import CopyKind, LruPolicy, RadixTree
+from hicache.types import WritePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache.config import StorageConfig
+    from hicache.controller import CacheOperation, HiCacheController
+    from hicache.radix import EvictionPolicy, HeldPages, InsertResult, RadixKey, RadixNode, Ticket
+    from hicache.types import IntArray, RequestId
+
+__all__ = ["HiRadixCache"]
+
+_NONE: IntArray = np.empty(0, dtype=np.int64)
+
+
+class HiRadixCache:
+    """The tree decides, the controller executes; this joins them for a scheduler.
+
+    Belongs to the thread that first uses it, which is checked unless Python runs with `-O`. No call
+    but `close` and the storage calls blocks. Pages are ids of the device allocator; free pages and
+    a request's own pages are the scheduler's, pages of the tree are the tree's.
+
+    Args:
+        controller: carries the movements out; closed with the cache.
+        create_policy: order of eviction.
+
+    Attributes:
+        counters: events by name, for people and tests; no number ever decreases.
+    """
+
+    def __init__(
+        self,
+        controller: HiCacheController,
+        *,
+        create_policy: Callable[[], EvictionPolicy] = LruPolicy,
+    ) -> None:
+        self.config = controller.config
+        self.controller = controller
+        self.tree = RadixTree(self.config.page_size, create_policy=create_policy)
+        self.counters: Counter[str] = Counter()
+        self._persister = Persister(self.tree, controller, self.counters)
+        self._prefetcher = Prefetcher(self, self.counters)
+        self._counted_pages: dict[RequestId, int] = {}
+        self._held: list[tuple[set[Ticket], HeldPages]] = []
+        self._owner = threading.get_ident()
+
+    # -- look-up and insertion ---------------------------------------------------------------
+
+    def match_prefix(self, key: RadixKey) -> PrefixMatch:
+        """Return the longest cached prefix of `key`: device pages, then host pages.
+
+        To leave a token to compute, ask for `key.prefix(len(key) - 1)`. Splits a node where the
+        match ends inside it.
+        """
+        self._check_thread()
+        return PrefixMatch(self.tree.split_at(self.tree.match(key)), self.config.page_size)
+
+    def insert(
+        self, key: RadixKey, device_pages: IntArray, *, request_id: RequestId, chunked: bool
+    ) -> InsertResult:
+        """Give the tree a request's device pages for the full pages of `key`.
+
+        See `InsertResult` for who owns which page afterwards. An unfinished request locks the
+        result's node, then unlocks its old one. Queues the writes that the write policy asks for.
+
+        Args:
+            key: the request's tokens so far.
+            device_pages: its page table, at least one page per full page of `key`.
+            request_id: counts at most once per node, however many chunks.
+            chunked: whether the request goes on.
+        """
+        self._check_thread()
+        counted = self._counted_pages.pop(request_id, 0)
+        result = self.tree.insert(key, device_pages, count_from_page=counted)
+        if chunked:
+            self._counted_pages[request_id] = max(counted, result.end_page)
+        if self.config.write_policy is WritePolicy.WRITE_THROUGH:
+            self.write_backup(result.node)
+            self.controller.start_writing()
+        if result.node.host_pages is not None:
+            self._persister.persist(result.node)
+        return result
+
+    def inc_lock_ref(self, node: RadixNode) -> None:
+        """Protect the device pages of `node` and its ancestors for a request."""
+        self._check_thread()
+        self.tree.lock(node)
+
+    def dec_lock_ref(self, node: RadixNode) -> None:
+        """Give back one lock; an `OwnershipError` when there is none."""
+        self._check_thread()
+        self.tree.unlock(node)
+
+    # -- L1 -> L2 ----------------------------------------------------------------------------
+
+    def write_backup(self, node: RadixNode) -> int:
+        """Queue a write of `node` and of its ancestors that lack a host copy.
+
+        Evicts host pages and retries once when the host pool is full. `start_writing` of the
+        controller starts what is queued; `check_hicache_events` does so too.
+
+        Returns:
+            Pages queued; 0 when nothing is to be written or the host has no room.
+        """
+        ticket = self.tree.begin_write(node)
+        if ticket is None:
+            return 0
+        if not self._write(ticket):
+            self._end_write(ticket, _NONE, 0)
+            self.counters["unwritten_pages"] += ticket.num_pages
+            return 0
+        return ticket.num_pages
+
+    def evict(self, num_pages: int) -> EvictOutcome:
+        """Free device pages, least recently used leaves first; never waits.
+
+        With `write_back`, pages without a host copy become free when their write has ended: a
+        caller with too few pages asks again next step.
+        """
+        self._check_thread()
+        write_back = self.config.write_policy is WritePolicy.WRITE_BACK
+        result = self.tree.evict(num_pages, write_back=write_back)
+        num_freed = self._free_device(result.freed)
+        for ticket in result.writes:
+            if not self._write(ticket):
+                # The memory was asked for and the host has no room: the bytes are dropped.
+                num_freed += self._end_write(ticket, _NONE, 0)
+                self.counters["unwritten_pages"] += ticket.num_pages
+        self.controller.start_writing()
+        self.counters["evicted_device_pages"] += num_freed
+        return EvictOutcome(num_freed, self.tree.num_pending_evict_pages)
+
+    def evict_host(self, num_pages: int) -> int:
+        """Free host pages, copies of device pages first; return how many were freed."""
+        pages = self.tree.evict_host(num_pages)
+        self.controller.host_allocator.free(pages)
+        self.counters["evicted_host_pages"] += len(pages)
+        return len(pages)
+
+    def alloc_host(self, num_pages: int) -> IntArray | None:
+        """Allocate host pages, evicting others once if need be; None when that is not enough."""
+        allocator = self.controller.host_allocator
+        pages = allocator.alloc(num_pages)
+        if pages is None and num_pages <= allocator.num_pages:
+            self.evict_host(num_pages - allocator.num_available)
+            pages = allocator.alloc(num_pages)
+        return pages
+
+    # -- L2 -> L1 ----------------------------------------------------------------------------
+
+    def init_load_back(self, found: PrefixMatch, *, mem_quota: int | None = None) -> LoadBack:
+        """Queue the load of the host pages of a match that was just made: all of them or none.
+
+        Evicts device pages and retries once when the device pool is full. The request locks the
+        returned node, and its layers wait for the producer that `ready_to_load_host_cache` gives.
+
+        Args:
+            found: the newest result of `match_prefix` for the request.
+            mem_quota: device tokens that the load may take at most.
+        """
+        self._check_thread()
+        anchor, num_tokens = found.last_device_node, found.host_hit_tokens
+        too_few = num_tokens < max(1, self.config.load_back_threshold_tokens)
+        # An older match may name a node that an eviction has taken since.
+        too_few |= not found.last_host_node.evicted
+        if too_few or (mem_quota is not None and num_tokens > mem_quota):
+            return LoadBack(LoadStatus.NOTHING, _NONE, anchor)
+        if found.loading or not self.controller.can_start_loading:
+            return LoadBack(LoadStatus.BUSY, _NONE, anchor)
+        ticket = self.tree.begin_load(found.last_host_node)
+        if ticket is None:
+            return LoadBack(LoadStatus.BUSY, _NONE, anchor)
+        operation = self._load(ticket)
+        if operation is None:
+            self.tree.commit_load(ticket, _NONE, 0)
+            self.counters["load_back_no_memory"] += 1
+            return LoadBack(LoadStatus.NO_MEMORY, _NONE, anchor)
+        return LoadBack(LoadStatus.QUEUED, operation.device_pages, found.last_host_node)
+
+    def ready_to_load_host_cache(self) -> int:
+        """Start the queued loads; return the producer index that the batch waits on, or -1."""
+        self._check_thread()
+        return self.controller.start_loading()
+
+    # -- L3 ----------------------------------------------------------------------------------
+
+    def prefetch_from_storage(self, request_id: RequestId, key: RadixKey) -> bool:
+        """Begin to bring the pages of `key` that are in no memory from storage to the host.
+
+        Returns whether a prefetch is under way for the request; when not, `counters` say why.
+        """
+        self._check_thread()
+        return self._prefetcher.begin(request_id, key)
+
+    def check_prefetch_progress(self, request_id: RequestId) -> bool:
+        """Whether the request need not wait for its prefetch any longer.
+
+        True when there is none. Under `best_effort` the first question ends the prefetch, which
+        takes effect in the next `check_hicache_events`: until then the answer is False.
+        """
+        return self._prefetcher.check(request_id)
+
+    def pop_prefetch_loaded_tokens(self, request_id: RequestId) -> int:
+        """Return, once, how many tokens a request's prefetch has put on the host."""
+        return self._prefetcher.pop_loaded_tokens(request_id)
+
+    def release_aborted_request(self, request_id: RequestId) -> None:
+        """Forget a request that will not be inserted any more; its prefetch ends."""
+        self._counted_pages.pop(request_id, None)
+        self._prefetcher.abort(request_id)
+
+    def attach_storage_backend(self, storage: StorageConfig) -> None:
+        """See `HiCacheController.attach_storage_backend`."""
+        self.controller.attach_storage_backend(storage)
+
+    def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
+        """See `HiCacheController.detach_storage_backend`.
+
+        What storage is believed to hold is forgotten, so a store attached later is filled anew.
+        """
+        self.controller.detach_storage_backend(timeout_seconds)
+        self.tree.forget_persisted()
+
+    def clear_storage_backend(self) -> int:
+        """See `HiCacheController.clear_storage_backend`; forgets what storage held."""
+        removed = self.controller.clear_storage_backend()
+        self.tree.forget_persisted()
+        return removed
+
+    # -- progress and life cycle -------------------------------------------------------------
+
+    def check_hicache_events(self) -> None:
+        """Publish what has ended; to be called exactly once per scheduler step. Never waits."""
+        self._check_thread()
+        finished = self.controller.collect()
+        for ack, good in finished.writes:
+            for write in ack.operations:
+                self._finish_write(write, good)
+        for ack, good in finished.loads:
+            for load in ack.operations:
+                self._finish_load(load, good)
+        self._prefetcher.advance(finished)
+        for persist, num_good in finished.persists:
+            self.tree.commit_persist(persist.ticket, num_good)
+            self._release_held(persist.ticket)
+        self.controller.start_writing()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Operations that have not ended."""
+        return self.controller.num_in_flight
+
+    @property
+    def evictable_size(self) -> int:
+        """Device tokens of the tree that no lock protects."""
+        return self.tree.evictable_size
+
+    @property
+    def protected_size(self) -> int:
+        """Device tokens of the tree that are locked."""
+        return self.tree.protected_size
+
+    def reset(self) -> None:
+        """Forget everything in L1 and L2, and take new work at once; L3 keeps what it has.
+
+        Pages that copies in flight still use stay owned by them until they end.
+
+        Raises:
+            HiCacheError: requests hold locks; finish or abort them first.
+        """
+        self._check_thread()
+        result = self.tree.reset()
+        self._free_device(result.device_pages)
+        self.controller.host_allocator.free(result.host_pages)
+        self._held += [(set(held.tickets), held) for held in result.held]
+        self._counted_pages.clear()
+        self._prefetcher.reset()
+        self.controller.reset()
+        for operation in self.controller.drop_queued():
+            self._drop_queued(operation)
+
+    def close(self, timeout_seconds: float = 10.0) -> bool:
+        """Stop everything in time, also when a backend call hangs.
+
+        Returns:
+            False when a call still runs; the memory it uses stays mapped. A later `close` looks
+            again.
+        """
+        for operation in self.controller.drop_queued():
+            self._drop_queued(operation)
+        stopped = self.controller.close(timeout_seconds)
+        remaining = self.num_in_flight + 1
+        while remaining > self.num_in_flight > 0:
+            remaining = self.num_in_flight
+            self.check_hicache_events()
+        return stopped
+
+    def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
+        """Return device and host pages that outlive a reset for copies in flight, for checks."""
+        held = [pages for _, pages in self._held]
+        return [one.device_pages for one in held], [one.host_pages for one in held]
+
+    def _write(self, ticket: Ticket) -> bool:
+        """Queue the write of `ticket`; False, and nothing has happened, without host pages."""
+        pages = self.tree.ticket_device_pages(ticket)
+        if self.controller.write(pages, ticket=ticket) is not None:
+            return True
+        allocator = self.controller.host_allocator
+        if len(pages) > allocator.num_pages:
+            return False
+        self.evict_host(len(pages) - allocator.num_available)
+        return self.controller.write(pages, ticket=ticket) is not None
+
+    def _finish_write(self, write: CacheOperation, good: int) -> None:
+        assert write.ticket is not None
+        num_good = write.ticket.num_pages if good else 0
+        self._end_write(write.ticket, write.host_pages, num_good)
+
+    def _end_write(self, ticket: Ticket, host_pages: IntArray, num_good: int) -> int:
+        """Give the outcome of a write to the tree; return the device pages that became free."""
+        commit = self.tree.commit_write(ticket, host_pages, num_good)
+        self.controller.host_allocator.free(commit.untaken_host)
+        if commit.node is not None:
+            self._persister.persist(commit.node)
+        self._release_held(ticket)
+        return self._free_device(commit.freed_device)
+
+    def _load(self, ticket: Ticket) -> CacheOperation | None:
+        pages = self.tree.ticket_host_pages(ticket)
+        operation = self.controller.load(pages, ticket=ticket)
+        if operation is None:
+            self.evict(len(pages) - self.controller.device_allocator.num_available)
+            operation = self.controller.load(pages, ticket=ticket)
+        return operation
+
+    def _finish_load(self, load: CacheOperation, good: int) -> None:
+        assert load.ticket is not None
+        num_good = load.ticket.num_pages if good else 0
+        self._free_device(self.tree.commit_load(load.ticket, load.device_pages, num_good))
+        self._release_held(load.ticket)
+
+    def _drop_queued(self, operation: CacheOperation) -> None:
+        """End a copy that was never started."""
+        assert operation.ticket is not None
+        if operation.ticket.kind is CopyKind.WRITE:
+            self._end_write(operation.ticket, operation.host_pages, 0)
+        else:
+            self._finish_load(operation, 0)
+
+    def _free_device(self, pages: IntArray) -> int:
+        self.controller.device_allocator.free(pages)
+        return len(pages)
+
+    def _release_held(self, ended: Ticket) -> None:
+        """Free pages that outlived a reset when the last copy that uses them has ended."""
+        if not self._held:
+            return
+        keep = []
+        for tickets, held in self._held:
+            tickets.discard(ended)
+            if tickets:
+                keep.append((tickets, held))
+            else:
+                self._free_device(held.device_pages)
+                self.controller.host_allocator.free(held.host_pages)
+        self._held = keep
+
+    def _check_thread(self) -> None:
+        assert threading.get_ident() == self._owner, "HiRadixCache belongs to one thread"
