@@ -197,11 +197,14 @@ class LocalMover:
         )
 
     def _start(self, stream: Stream, started: Event, stamps: list[float]) -> None:
-        """Let `stream` wait for what the model has enqueued, which may still use the pages."""
+        """Let `stream` wait for what the model has enqueued, which may still use the pages.
+
+        After the start event, so that a wait in vain fails the copy that follows it.
+        """
         compute, used = self._device.compute_stream(), self._device.create_event()
         compute.record(used)
-        stream.wait(used)
         stream.record(started)
+        stream.wait(used)
         stream.enqueue(partial(self._stamp, stamps))
 
     def _stamp(self, stamps: list[float]) -> None:

@@ -39,6 +39,7 @@ class Prefetcher:
         self._controller = cache.controller
         self._counters = counters
         self._by_request: dict[RequestId, PrefetchOperation] = {}
+        self._refused: dict[RequestId, RadixKey] = {}
         self._loaded_tokens: dict[RequestId, int] = {}
 
     def begin(self, request_id: RequestId, key: RadixKey) -> bool:
@@ -51,7 +52,9 @@ class Prefetcher:
         if num_pages < self._threshold_pages:
             return False
         if self._controller.prefetch_rate_limited(num_pages):
-            self._counters["prefetch_rate_limited"] += 1
+            if request_id not in self._refused:
+                self._counters["prefetch_rate_limited"] += 1
+            self._refused[request_id] = key
             return False
         if not anchor.backed_or_in_flight:
             # Pages below an anchor that only the device has would be out of reach.
@@ -74,16 +77,22 @@ class Prefetcher:
 
     def check(self, request_id: RequestId) -> bool:
         """See `HiRadixCache.check_prefetch_progress`."""
+        best_effort = self._cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
+        refused = self._refused.pop(request_id, None)
+        if refused is not None and not self.begin(request_id, refused):
+            # Still no room: those that hold it end by their deadlines.
+            return best_effort or request_id not in self._refused
         operation = self._by_request.get(request_id)
         if operation is None:
             return True
-        if self._cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT:
+        if best_effort:
             self._terminate(operation)
         return False
 
     def abort(self, request_id: RequestId) -> None:
         """End the prefetch of a request that is gone; what has arrived is kept."""
         self._loaded_tokens.pop(request_id, None)
+        self._refused.pop(request_id, None)
         operation = self._by_request.pop(request_id, None)
         if operation is not None:
             self._terminate(operation)
@@ -95,6 +104,7 @@ class Prefetcher:
     def reset(self) -> None:
         """Forget every request; prefetches in flight end by themselves with void tickets."""
         self._by_request.clear()
+        self._refused.clear()
         self._loaded_tokens.clear()
 
     def advance(self, finished: Finished) -> None:

@@ -1,0 +1,40 @@
+# Each target says what it does in its first line; `make help` lists them.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: $(STAMP)  ## make .venv with the package and all that demo and test need
+
+# hatchling comes first and is used from the environment, so that nothing unpinned builds the package.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) --no-build-isolation \
+	    -e '.[demo,dev,yaml]'
+	touch $@
+
+demo: setup  ## serve real conversations over L1, L2 and L3 and check every answer
+	mkdir -p build/demo
+	$(BIN)/hicache demo --json build/demo/report.json --html build/demo/report.html
+
+test: setup  ## lint, types, layers and all tests that need no GPU
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -m 'not gpu'
+
+bench: setup  ## the benchmarks; results in build/bench
+	mkdir -p build/bench
+	$(BIN)/python -m benchmarks tree --json build/bench/tree.json
+	$(BIN)/python -m benchmarks hash --json build/bench/hash.json
+
+clean:  ## remove what the targets made
+	rm -rf build $(VENV)

@@ -1,0 +1,25 @@
+"""The third tier: pages kept outside of the process's cache, behind one contract.
+
+`base` is the contract, `factory` makes a backend of its name, and each backend has a module. A
+backend sees addresses and lengths of host memory, never tensors or pools.
+"""
+
+from hicache.storage.base import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    Page,
+    Piece,
+    StorageCapabilities,
+    StorageStats,
+)
+from hicache.storage.factory import StorageBackendFactory
+
+__all__ = [
+    "HiCacheStorage",
+    "HiCacheStorageConfig",
+    "Page",
+    "Piece",
+    "StorageBackendFactory",
+    "StorageCapabilities",
+    "StorageStats",
+]
