@@ -145,8 +145,13 @@ class Prefetcher:
         host_pages = self._cache.alloc_host(num_hits)
         if host_pages is None:
             self._counters["prefetch_no_host_memory"] += 1
-            self._forget(operation)
-            return
+            num_pages = min(num_hits, self._controller.host_allocator.num_available)
+            if num_pages < self._threshold_pages:
+                self._forget(operation)
+                return
+            # The head of the hit is worth having without its tail.
+            host_pages = self._controller.host_allocator.alloc(num_pages)
+            assert host_pages is not None
         self._controller.start_prefetch(operation, host_pages)
 
     def _forget(self, operation: PrefetchOperation) -> None:

@@ -66,16 +66,16 @@ class RadixTree(CopyingTree):
         """
         freed: list[IntArray] = []
         num_freed = 0
-        for bit in (Queue.DUPLICATE, Queue.SOLE):
-            while num_freed < num_pages:
-                node = self.residency.pop(bit)
-                if node is None:
-                    break
-                pages = self.residency.lose_host(node)
-                if node.device_pages is None:
-                    self._remove(node)
-                freed.append(pages)
-                num_freed += len(pages)
+        while num_freed < num_pages:
+            # A sole copy that went may have been all that kept a duplicate above it.
+            node = self.residency.pop(Queue.DUPLICATE) or self.residency.pop(Queue.SOLE)
+            if node is None:
+                break
+            pages = self.residency.lose_host(node)
+            if node.device_pages is None:
+                self._remove(node)
+            freed.append(pages)
+            num_freed += len(pages)
         return join_pages(freed)
 
     def reset(self) -> ResetResult:

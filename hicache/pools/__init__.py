@@ -1,0 +1,27 @@
+"""Pages and the memory behind them, as two kinds of objects.
+
+A `PageAllocator` owns page ids and knows nothing of bytes; `DeviceKVPool` and `HostKVPool` own the
+bytes and know nothing of who uses them. The two may live in different processes. An engine that has
+its own allocator and device pool offers them as an `Allocator` and a `DevicePool`.
+"""
+
+from __future__ import annotations
+
+from hicache.pools.allocator import PageAllocator
+from hicache.pools.base import Allocator, DevicePool, LayerCounter
+from hicache.pools.device import DeviceKVPool
+from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
+from hicache.pools.indices import expand_pages, pages_of_slots
+
+__all__ = [
+    "Allocator",
+    "DeviceKVPool",
+    "DevicePool",
+    "HostKVPool",
+    "LayerCounter",
+    "PageAllocator",
+    "create_host_pool",
+    "expand_pages",
+    "host_pool_pages",
+    "pages_of_slots",
+]

@@ -1,0 +1,75 @@
+"""What hicache needs of an engine's own page allocator and device pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from hicache.layout import KVGeometry
+    from hicache.types import IntArray
+
+__all__ = ["Allocator", "DevicePool", "LayerCounter"]
+
+
+class Allocator(Protocol):
+    """The free list of one pool. For a single owner thread."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool, free or not."""
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `alloc` can give now."""
+
+    def alloc(self, count: int) -> IntArray | None:
+        """Give `count` pages to the caller, or none: `None` when fewer are free.
+
+        Returns:
+            An array of the caller's own, which shares memory with nothing.
+        """
+
+    def free(self, pages: IntArray) -> None:
+        """Take pages back from the caller, all or none of them.
+
+        Raises:
+            OwnershipError: some of them are not the caller's to give back.
+        """
+
+
+class LayerCounter(Protocol):
+    """What tells a device pool that a layer's bytes have arrived."""
+
+    def wait_until(self, layer: int) -> None:
+        """Make the model's computation wait for the loads of `layer` that concern it."""
+
+
+class DevicePool(Protocol):
+    """The KV tensors of the device, as copy engines and the controller see them."""
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """What one page is."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the tensors are."""
+
+    def key_pages(self, layer: int) -> torch.Tensor:
+        """Return the K of a layer as a view `[num_pages, page_size, num_kv_heads, head_dim]`.
+
+        Never waits: it is for those who bring the bytes. Heads and elements of a token are
+        contiguous.
+        """
+
+    def value_pages(self, layer: int) -> torch.Tensor:
+        """Return the V of a layer; else as `key_pages`."""
+
+    def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
+        """Let every reader of a layer wait for `counter` first; `None` ends that."""

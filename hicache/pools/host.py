@@ -1,0 +1,174 @@
+"""The host's KV pool (L2): pages in host memory, in a layout of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hicache.device.host_memory import HostMemory
+from hicache.errors import CapacityError, ClosedError, ConfigError, OwnershipError
+from hicache.layout import Axis, host_shape, pieces
+
+if TYPE_CHECKING:
+    from hicache.layout import HostLayout, KVGeometry
+
+__all__ = ["HostKVPool", "create_host_pool", "host_pool_pages"]
+
+
+class HostKVPool:
+    """`num_pages` pages in host memory. Owns `memory`: `close` closes it.
+
+    Storage sees a page as pieces of memory, copy engines see a layer of all pages as a tensor; both
+    are the same bytes. Who may touch which page is the `PageAllocator`'s matter.
+
+    Args:
+        geometry: what one page is, the same as in the device pool.
+        num_pages: size of the pool.
+        layout: order of the bytes.
+        memory: where they are; at least `num_pages * geometry.page_bytes`.
+
+    Raises:
+        ConfigError: `num_pages` is below 1.
+        CapacityError: `memory` is too small.
+    """
+
+    def __init__(
+        self, geometry: KVGeometry, *, num_pages: int, layout: HostLayout, memory: HostMemory
+    ) -> None:
+        if num_pages < 1:
+            raise ConfigError(f"num_pages must be at least 1, not {num_pages}")
+        num_bytes = num_pages * geometry.page_bytes
+        if memory.num_bytes < num_bytes:
+            raise CapacityError(
+                f"{num_pages} pages need {num_bytes} bytes and the memory has {memory.num_bytes}; "
+                "use fewer pages or a larger memory"
+            )
+        self.geometry = geometry
+        self.num_pages = num_pages
+        self.layout = layout
+        self._memory = memory
+        self._region = (memory.address, num_bytes)
+        # Page p has its pieces where page 0 has them, each p times its own size further on.
+        self._first_page_pieces = [
+            (memory.address + offset, size)
+            for offset, size in pieces(geometry, layout, 0, num_pages)
+        ]
+        elements = memory.tensor[:num_bytes].view(getattr(torch, geometry.dtype))
+        stored = elements.view(host_shape(geometry, layout, num_pages))
+        kv = stored.permute([layout.axes.index(axis) for axis in Axis])
+        self._key_pages, self._value_pages = kv[0].unbind(0), kv[1].unbind(0)
+        self._is_closed = False
+
+    def key_pages(self, layer: int) -> torch.Tensor:
+        """Return the K of `layer` as a view `[num_pages, page_size, num_kv_heads, head_dim]`.
+
+        Strided where the layout is not `layer_first`; heads and elements of a token are always
+        contiguous.
+
+        Raises:
+            ClosedError: the pool is closed.
+        """
+        self._require_open()
+        return self._key_pages[layer]
+
+    def value_pages(self, layer: int) -> torch.Tensor:
+        """Return the V of `layer`; else as `key_pages`."""
+        self._require_open()
+        return self._value_pages[layer]
+
+    def page_pieces(self, page: int) -> tuple[tuple[int, int], ...]:
+        """Return where the bytes of `page` are: `(address, bytes)`, in the order of memory.
+
+        Raises:
+            OwnershipError: the pool has no such page.
+            ClosedError: the pool is closed.
+        """
+        self._require_open()
+        if not 0 <= page < self.num_pages:
+            raise OwnershipError(
+                f"page {page} is not in this host pool of {self.num_pages}; pages count from 0"
+            )
+        return tuple([(start + page * size, size) for start, size in self._first_page_pieces])
+
+    def regions(self) -> list[tuple[int, int]]:
+        """Return the memory that all pieces lie in, `(address, bytes)`, to be registered.
+
+        Raises:
+            ClosedError: the pool is closed.
+        """
+        self._require_open()
+        return [self._region]
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent.
+
+        Only when no copy and no storage call is under way any more: addresses and views from
+        before mean nothing afterwards.
+        """
+        self._is_closed = True
+        self._key_pages = self._value_pages = ()
+        self._memory.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this host pool is closed; create a new one")
+
+
+def host_pool_pages(
+    geometry: KVGeometry,
+    *,
+    device_pages: int,
+    ratio: float | None = None,
+    size_bytes: int | None = None,
+) -> int:
+    """Return how many pages a host pool gets, at least 1; rounds down.
+
+    Args:
+        geometry: what one page is.
+        device_pages: size of the device pool.
+        ratio: size of the host pool as a multiple of the device pool, or
+        size_bytes: its size itself. Exactly one of the two.
+
+    Raises:
+        ConfigError: not exactly one is given, or it does not hold a page.
+    """
+    if ratio is not None and size_bytes is None:
+        if not 0 < ratio < float("inf"):
+            raise ConfigError(f"ratio must be a finite number above 0, not {ratio}")
+        num_pages = int(device_pages * ratio)
+        given = f"ratio={ratio} of {device_pages} device pages"
+    elif size_bytes is not None and ratio is None:
+        num_pages = size_bytes // geometry.page_bytes
+        given = f"size_bytes={size_bytes}"
+    else:
+        raise ConfigError(
+            "give the size of the host pool as ratio or as size_bytes, one of them, "
+            f"not ratio={ratio} and size_bytes={size_bytes}"
+        )
+    if num_pages < 1:
+        raise ConfigError(
+            f"a host pool of {given} does not hold one page of {geometry.page_bytes} bytes; "
+            "make it larger, or use a smaller page_size"
+        )
+    return num_pages
+
+
+def create_host_pool(
+    geometry: KVGeometry, *, num_pages: int, layout: HostLayout, pinned: bool, huge_pages: bool
+) -> HostKVPool:
+    """Allocate host memory and return a pool over all of it.
+
+    Args:
+        geometry: what one page is.
+        num_pages: size of the pool.
+        layout: order of the bytes.
+        pinned: register the memory with the device, so that copies run asynchronously.
+        huge_pages: ask the kernel for 2 MiB pages.
+
+    Raises:
+        ConfigError: `num_pages` is below 1, or pinned memory cannot be had here at all.
+        CapacityError: the machine cannot give that much memory.
+    """
+    memory = HostMemory(num_pages * geometry.page_bytes, pinned=pinned, huge_pages=huge_pages)
+    return HostKVPool(geometry, num_pages=num_pages, layout=layout, memory=memory)

@@ -1,0 +1,52 @@
+"""Page ids to token slots and back, for public methods and copy engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hicache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hicache.types import IntArray
+
+__all__ = ["expand_pages", "pages_of_slots"]
+
+
+def expand_pages(pages: IntArray, page_size: int) -> torch.Tensor:
+    """Return the token slots of `pages` in order: int64 `[len(pages) * page_size]`, on the CPU."""
+    slots = pages[:, np.newaxis] * page_size + np.arange(page_size, dtype=np.int64)
+    return torch.from_numpy(slots.reshape(-1))
+
+
+def pages_of_slots(slots: torch.Tensor | IntArray, page_size: int) -> IntArray:
+    """Return the pages that `slots` run through; undoes `expand_pages`.
+
+    Waits for the device when `slots` is there.
+
+    Args:
+        slots: token slots, one-dimensional, whole pages from their first token to their last.
+        page_size: tokens in a page.
+
+    Raises:
+        ConfigError: `slots` is not made of whole pages; the message names the first place.
+    """
+    array = slots.cpu().numpy() if isinstance(slots, torch.Tensor) else slots
+    if array.ndim != 1 or len(array) % page_size:
+        raise ConfigError(
+            f"slots of shape {array.shape} are not whole pages of {page_size} tokens; "
+            "cut the tail below a page first"
+        )
+    runs = array.reshape(-1, page_size)
+    pages = runs[:, 0] // page_size
+    aligned = runs == pages[:, np.newaxis] * page_size + np.arange(page_size)
+    wrong = ~aligned.all(axis=1) | (pages < 0)
+    if wrong.any():
+        first = int(wrong.argmax())
+        raise ConfigError(
+            f"slots {runs[first, 0]} .. {runs[first, -1]} at position {first * page_size} are not "
+            f"a page of {page_size} tokens; slots must come in page-aligned runs"
+        )
+    return pages.astype(np.int64)

@@ -1,0 +1,188 @@
+"""The host pool: pieces and views are the same bytes, and how large it gets."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hicache.device.host_memory import HostMemory
+from hicache.errors import CapacityError, ClosedError, ConfigError, OwnershipError
+from hicache.layout import HostLayout, KVGeometry
+from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
+
+NUM_PAGES = 5
+
+
+def make_geometry(dtype: str = "float32", page_size: int = 4) -> KVGeometry:
+    return KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, dtype=dtype, page_size=page_size)
+
+
+def make_pool(layout: HostLayout, geometry: KVGeometry | None = None) -> HostKVPool:
+    return create_host_pool(
+        geometry or make_geometry(),
+        num_pages=NUM_PAGES,
+        layout=layout,
+        pinned=False,
+        huge_pages=False,
+    )
+
+
+def bytes_of_page(pool: HostKVPool, page: int) -> bytes:
+    return b"".join(ctypes.string_at(address, size) for address, size in pool.page_pieces(page))
+
+
+def rows_in_order(geometry: KVGeometry, layout: HostLayout) -> list[tuple[int, int, int]]:
+    """(K or V, layer, token) of each row of a page in the order of its pieces, written by hand."""
+    layers, tokens = range(geometry.num_layers), range(geometry.page_size)
+    if layout is HostLayout.LAYER_FIRST:
+        return list(itertools.product((0, 1), layers, tokens))
+    return [(kv, layer, token) for kv in (0, 1) for token in tokens for layer in layers]
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", HostLayout)
+def test_the_pieces_of_a_page_are_its_rows_in_the_order_of_the_layout(
+    layout: HostLayout, dtype: str, page_size: int
+) -> None:
+    geometry = make_geometry(dtype, page_size)
+    pool = make_pool(layout, geometry)
+    rng = np.random.default_rng(7)
+    shape = (2, geometry.num_layers, NUM_PAGES, page_size, geometry.row_bytes)
+    expected = rng.integers(0, 256, shape, dtype=np.uint8)
+    for layer in range(geometry.num_layers):
+        for kv, view in enumerate((pool.key_pages(layer), pool.value_pages(layer))):
+            noise = torch.from_numpy(expected[kv, layer]).view(view.dtype)
+            view.copy_(noise.view(view.shape))
+    for page in range(NUM_PAGES):
+        rows = [
+            expected[kv, layer, page, token].tobytes()
+            for kv, layer, token in rows_in_order(geometry, layout)
+        ]
+        assert bytes_of_page(pool, page) == b"".join(rows)
+    pool.close()
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_bytes_written_to_a_piece_are_seen_in_the_views(layout: HostLayout) -> None:
+    pool = make_pool(layout)
+    for address, size in pool.page_pieces(3):
+        ctypes.memset(address, 0xFF, size)
+    for layer in range(3):
+        for view in (pool.key_pages(layer), pool.value_pages(layer)):
+            assert view.isnan().flatten(1).all(1).tolist() == [
+                page == 3 for page in range(NUM_PAGES)
+            ]
+            assert not view[[0, 1, 2, 4]].any()
+    pool.close()
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_heads_and_elements_of_a_token_are_contiguous_in_every_layout(layout: HostLayout) -> None:
+    pool = make_pool(layout)
+    for layer in range(3):
+        assert pool.key_pages(layer).shape == (NUM_PAGES, 4, 2, 8)
+        assert pool.value_pages(layer).stride()[2:] == (8, 1)
+    pool.close()
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_all_pieces_lie_inside_the_regions_and_fill_them(layout: HostLayout) -> None:
+    pool = make_pool(layout)
+    [(start, num_bytes)] = pool.regions()
+    covered = np.zeros(num_bytes, dtype=np.int64)
+    for page in range(NUM_PAGES):
+        for address, size in pool.page_pieces(page):
+            covered[address - start : address - start + size] += 1
+    assert (covered == 1).all()
+    pool.close()
+
+
+@pytest.mark.parametrize("page", [-1, NUM_PAGES])
+def test_a_page_outside_the_pool_has_no_address(page: int) -> None:
+    pool = make_pool(HostLayout.PAGE_FIRST)
+    with pytest.raises(OwnershipError, match=f"page {page}"):
+        pool.page_pieces(page)
+    pool.close()
+
+
+def test_a_closed_pool_gives_nothing_and_closes_again() -> None:
+    pool = make_pool(HostLayout.PAGE_FIRST)
+    pool.close()
+    pool.close()
+    for use in (
+        lambda: pool.key_pages(0),
+        lambda: pool.value_pages(0),
+        lambda: pool.page_pieces(0),
+        pool.regions,
+    ):
+        with pytest.raises(ClosedError):
+            use()
+
+
+def test_closing_the_pool_closes_its_memory() -> None:
+    geometry = make_geometry()
+    memory = HostMemory(geometry.page_bytes, pinned=False, huge_pages=False)
+    HostKVPool(geometry, num_pages=1, layout=HostLayout.PAGE_FIRST, memory=memory).close()
+    with pytest.raises(ClosedError):
+        _ = memory.tensor
+
+
+def test_memory_may_be_larger_than_the_pool_but_not_smaller() -> None:
+    geometry = make_geometry()
+    memory = HostMemory(geometry.page_bytes * 3 - 1, pinned=False, huge_pages=False)
+    with pytest.raises(CapacityError, match="3 pages need"):
+        HostKVPool(geometry, num_pages=3, layout=HostLayout.PAGE_FIRST, memory=memory)
+    pool = HostKVPool(geometry, num_pages=2, layout=HostLayout.PAGE_FIRST, memory=memory)
+    assert pool.regions() == [(memory.address, 2 * geometry.page_bytes)]
+    pool.close()
+
+
+def test_a_pool_has_a_page() -> None:
+    memory = HostMemory(1 << 20, pinned=False, huge_pages=False)
+    with pytest.raises(ConfigError, match="num_pages must be at least 1"):
+        HostKVPool(make_geometry(), num_pages=0, layout=HostLayout.PAGE_FIRST, memory=memory)
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "num_pages"),
+    [
+        ({"ratio": 2.0}, 200),
+        ({"ratio": 0.019}, 1),
+        ({"ratio": 1}, 100),
+        ({"size_bytes": make_geometry().page_bytes}, 1),
+        ({"size_bytes": make_geometry().page_bytes * 8 - 1}, 7),
+    ],
+    ids=str,
+)
+def test_a_host_pool_is_sized_by_ratio_or_by_bytes_and_rounded_down(
+    size: dict[str, Any], num_pages: int
+) -> None:
+    assert host_pool_pages(make_geometry(), device_pages=100, **size) == num_pages
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ({}, "as ratio or as size_bytes"),
+        ({"ratio": 2.0, "size_bytes": 1 << 30}, "as ratio or as size_bytes"),
+        ({"ratio": 0}, "ratio must be a finite number above 0"),
+        ({"ratio": -1.0}, "ratio must be a finite number above 0"),
+        ({"ratio": float("nan")}, "ratio must be a finite number above 0"),
+        ({"ratio": float("inf")}, "ratio must be a finite number above 0"),
+        ({"ratio": 0.009}, "does not hold one page"),
+        ({"size_bytes": make_geometry().page_bytes - 1}, "does not hold one page"),
+        ({"size_bytes": 0}, "does not hold one page"),
+        ({"size_bytes": -5}, "does not hold one page"),
+    ],
+    ids=str,
+)
+def test_a_size_that_holds_no_page_is_refused(size: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        host_pool_pages(make_geometry(), device_pages=100, **size)

@@ -1,0 +1,146 @@
+"""Sizes of KV, and where the bytes of a page are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache.errors import ConfigError, OwnershipError
+from hicache.layout import Axis, HostLayout, KVGeometry, host_shape, pieces
+
+if TYPE_CHECKING:
+    from hicache.types import IntArray
+
+SMOLLM: dict[str, Any] = {
+    "num_layers": 30,
+    "num_kv_heads": 3,
+    "head_dim": 64,
+    "dtype": "float32",
+    "page_size": 16,
+}
+
+small = st.integers(1, 4)
+geometries = st.builds(
+    KVGeometry,
+    num_layers=small,
+    num_kv_heads=small,
+    head_dim=small,
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    page_size=small,
+)
+
+
+def test_sizes_of_a_known_model() -> None:
+    geometry = KVGeometry(**SMOLLM)
+    assert geometry.row_elements == 192
+    assert geometry.row_bytes == 768
+    assert geometry.token_bytes == 2 * 30 * 768
+    assert geometry.page_layer_bytes == 16 * 768
+    assert geometry.page_bytes == 16 * 2 * 30 * 768
+    assert geometry.kv_shape == "mha:layers=30,heads=3,head_dim=64"
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_a_row_has_the_bytes_of_its_type(dtype: str, size: int) -> None:
+    assert KVGeometry(**{**SMOLLM, "dtype": dtype}).row_bytes == 192 * size
+
+
+@pytest.mark.parametrize("field", ["num_layers", "num_kv_heads", "head_dim", "page_size"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None])
+def test_a_size_that_is_no_positive_int_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"KVGeometry\.{field} must be"):
+        KVGeometry(**{**SMOLLM, field: value})
+
+
+def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'int3'.*float32, float16, bfloat16"):
+        KVGeometry(**{**SMOLLM, "dtype": "int3"})
+
+
+def test_layouts_are_found_by_name() -> None:
+    assert HostLayout("page_first") is HostLayout.PAGE_FIRST
+    assert HostLayout("layer_first") is HostLayout.LAYER_FIRST
+
+
+@pytest.mark.parametrize("name", ["page_last", "", "PAGE_FIRST", 3, None])
+def test_an_unknown_layout_is_refused_with_the_known_ones(name: object) -> None:
+    with pytest.raises(ConfigError, match=r"unknown host layout .*: page_first, layer_first"):
+        HostLayout(name)
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_every_layout_orders_every_axis_once(layout: HostLayout) -> None:
+    assert len(layout.axes) == len(Axis)
+    assert set(layout.axes) == set(Axis)
+
+
+def test_shapes_are_those_the_layouts_are_known_by() -> None:
+    geometry = KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, dtype="float16", page_size=4)
+    assert host_shape(geometry, HostLayout.PAGE_FIRST, 5) == (5, 2, 4, 3, 2, 8)
+    assert host_shape(geometry, HostLayout.LAYER_FIRST, 5) == (2, 3, 5, 4, 2, 8)
+
+
+@given(geometry=geometries, num_pages=small)
+@settings(deadline=None, max_examples=40)
+def test_a_page_has_one_piece_page_first_and_one_for_each_k_and_v_layer_first(
+    geometry: KVGeometry, num_pages: int
+) -> None:
+    assert len(pieces(geometry, HostLayout.PAGE_FIRST, 0, num_pages)) == 1
+    assert len(pieces(geometry, HostLayout.LAYER_FIRST, 0, num_pages)) == 2 * geometry.num_layers
+
+
+@given(geometry=geometries, num_pages=small, layout=st.sampled_from(HostLayout))
+@settings(deadline=None, max_examples=60)
+def test_the_pieces_of_all_pages_tile_the_pool(
+    geometry: KVGeometry, num_pages: int, layout: HostLayout
+) -> None:
+    spans = sorted(
+        piece for page in range(num_pages) for piece in pieces(geometry, layout, page, num_pages)
+    )
+    end = 0
+    for offset, size in spans:
+        assert offset == end
+        end += size
+    assert end == num_pages * geometry.page_bytes
+
+
+def page_of_each_byte(geometry: KVGeometry, layout: HostLayout, num_pages: int) -> IntArray:
+    """The layouts once more, written out by hand and without `HostLayout.axes`."""
+    row = (geometry.row_bytes,)
+    layers, page_size = geometry.num_layers, geometry.page_size
+    token_slots = np.arange(num_pages * page_size)
+    if layout is HostLayout.LAYER_FIRST:
+        of_slot = (token_slots // page_size)[None, None, :, None]
+        return np.broadcast_to(of_slot, (2, layers, num_pages * page_size, *row)).reshape(-1)
+    of_page = np.arange(num_pages)[:, None, None, None, None]
+    return np.broadcast_to(of_page, (num_pages, 2, page_size, layers, *row)).reshape(-1)
+
+
+@given(geometry=geometries, num_pages=small, layout=st.sampled_from(HostLayout))
+@settings(deadline=None, max_examples=60)
+def test_pieces_hold_exactly_the_bytes_of_their_page(
+    geometry: KVGeometry, num_pages: int, layout: HostLayout
+) -> None:
+    owner = page_of_each_byte(geometry, layout, num_pages)
+    for page in range(num_pages):
+        inside = np.zeros(len(owner), dtype=bool)
+        for offset, size in pieces(geometry, layout, page, num_pages):
+            inside[offset : offset + size] = True
+        np.testing.assert_array_equal(inside, owner == page)
+
+
+@pytest.mark.parametrize("page", [-1, 4, 1 << 40])
+def test_a_page_outside_the_pool_has_no_pieces(page: int) -> None:
+    with pytest.raises(OwnershipError, match=f"page {page} is not in a pool of 4"):
+        pieces(KVGeometry(**SMOLLM), HostLayout.PAGE_FIRST, page, 4)
+
+
+def test_the_arithmetic_needs_no_torch() -> None:
+    code = "import sys, hicache.layout; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

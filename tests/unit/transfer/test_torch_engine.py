@@ -1,0 +1,397 @@
+"""The laws of copies: what moves is exact, and nothing else changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hicache.errors import ConfigError, OwnershipError, TransferError
+from hicache.layout import HostLayout, KVGeometry
+from hicache.pools.device import DeviceKVPool
+from hicache.pools.host import HostKVPool, create_host_pool
+from hicache.transfer.torch_engine import TorchTransferEngine, TransferEngine, TransferPlan
+
+if TYPE_CHECKING:
+    from hicache.pools.base import DevicePool, LayerCounter
+
+DTYPES = ["float32", "float16", "bfloat16"]
+CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PLACES = [
+    "cpu",
+    pytest.param("cuda", marks=CUDA),
+    pytest.param("cuda pinned", marks=CUDA),
+]
+# Enough pages that a run can be long enough to be copied on its own, whatever the page size.
+NUM_PAGES = {1: 1200, 16: 96, 64: 32}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Two pools of random bytes, and the engine between them."""
+
+    device: DeviceKVPool
+    host: HostKVPool
+    engine: TransferEngine
+    rng: np.random.Generator
+
+    def snapshot(self, pool: DeviceKVPool | HostKVPool) -> npt.NDArray[np.uint8]:
+        """All bytes of `pool` as `[2, num_layers, num_pages, bytes of a page in a layer]`."""
+        layers = range(pool.geometry.num_layers)
+        return np.array(
+            [
+                [bytes_of_pages(pages(layer)) for layer in layers]
+                for pages in (pool.key_pages, pool.value_pages)
+            ]
+        )
+
+    def write(self, plan: TransferPlan) -> None:
+        for layer in range(self.engine.num_layers):
+            self.engine.write_layer(plan, layer)
+        self.synchronize()
+
+    def load(self, plan: TransferPlan) -> None:
+        for layer in range(self.engine.num_layers):
+            self.engine.load_layer(plan, layer)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        if self.device.torch_device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def random_plan(self) -> TransferPlan:
+        """Half of the pools as one run, an eighth as single pages, the rest left alone."""
+        num_pages = self.device.num_pages
+        half, eighth = num_pages // 2, num_pages // 8
+        device = np.append(np.arange(half), half + self.rng.permutation(half)[:eighth])
+        host = np.append(half + np.arange(half), self.rng.permutation(half)[:eighth])
+        order = self.rng.permutation(len(host))
+        return self.engine.plan(device[order], host[order])
+
+
+def bytes_of_pages(pages: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return pages.cpu().contiguous().view(torch.uint8).flatten(1).numpy()
+
+
+def fill_randomly(pool: DeviceKVPool | HostKVPool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for layer in range(pool.geometry.num_layers):
+        for view in (pool.key_pages(layer), pool.value_pages(layer)):
+            shape = (*view.shape[:-1], view.shape[-1] * view.element_size())
+            noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+            view.copy_(noise.view(view.dtype))
+
+
+MakeBench: TypeAlias = Callable[..., Bench]
+
+
+@pytest.fixture
+def make_bench() -> Iterator[MakeBench]:
+    benches: list[Bench] = []
+
+    def make(
+        *,
+        layout: HostLayout = HostLayout.PAGE_FIRST,
+        place: str = "cpu",
+        dtype: str = "float32",
+        page_size: int = 16,
+        head_dim: int = 16,
+        staging_bytes: int = 8 << 10,
+        seed: int = 11,
+    ) -> Bench:
+        geometry = KVGeometry(
+            num_layers=2, num_kv_heads=3, head_dim=head_dim, dtype=dtype, page_size=page_size
+        )
+        num_pages = NUM_PAGES[page_size]
+        name, _, pinned = place.partition(" ")
+        device = DeviceKVPool(geometry, num_pages=num_pages, torch_device=torch.device(name))
+        host = create_host_pool(
+            geometry, num_pages=num_pages, layout=layout, pinned=bool(pinned), huge_pages=False
+        )
+        fill_randomly(device, seed)
+        fill_randomly(host, seed + 1)
+        engine = TorchTransferEngine(device, host, staging_bytes=staging_bytes)
+        benches.append(Bench(device, host, engine, np.random.default_rng(seed)))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.host.close()
+
+
+@pytest.fixture(
+    params=[
+        (layout, dtype, page_size)
+        for layout in HostLayout
+        for dtype in DTYPES
+        for page_size in NUM_PAGES
+    ],
+    ids=lambda case: f"{case[0].value}-{case[1]}-page{case[2]}",
+)
+def bench(request: pytest.FixtureRequest, make_bench: MakeBench, place: str) -> Bench:
+    layout, dtype, page_size = request.param
+    return make_bench(layout=layout, place=place, dtype=dtype, page_size=page_size)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_write_moves_exactly_its_pages_and_leaves_the_source(bench: Bench) -> None:
+    plan = bench.random_plan()
+    source, expected = bench.snapshot(bench.device), bench.snapshot(bench.host)
+    expected[:, :, plan.host_pages] = source[:, :, plan.device_pages]
+    bench.write(plan)
+    np.testing.assert_array_equal(bench.snapshot(bench.host), expected)
+    np.testing.assert_array_equal(bench.snapshot(bench.device), source)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_load_moves_exactly_its_pages_and_leaves_the_source(bench: Bench) -> None:
+    plan = bench.random_plan()
+    expected, source = bench.snapshot(bench.device), bench.snapshot(bench.host)
+    expected[:, :, plan.device_pages] = source[:, :, plan.host_pages]
+    bench.load(plan)
+    np.testing.assert_array_equal(bench.snapshot(bench.device), expected)
+    np.testing.assert_array_equal(bench.snapshot(bench.host), source)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_was_written_comes_back_to_other_pages(bench: Bench) -> None:
+    plan = bench.random_plan()
+    written = bench.snapshot(bench.device)[:, :, plan.device_pages]
+    bench.write(plan)
+    others = bench.rng.permutation(bench.device.num_pages)[: len(plan.host_pages)]
+    bench.load(bench.engine.plan(others, plan.host_pages))
+    np.testing.assert_array_equal(bench.snapshot(bench.device)[:, :, others], written)
+
+
+@pytest.mark.parametrize("page_size", NUM_PAGES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plans_of_these_tests_have_pages_of_both_kinds(
+    make_bench: MakeBench, dtype: str, page_size: int
+) -> None:
+    plan = make_bench(dtype=dtype, page_size=page_size).random_plan()
+    assert len(plan.runs) >= 1
+    assert len(plan.scattered_host) >= 1
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_a_copy_of_one_layer_leaves_the_others(make_bench: MakeBench, layout: HostLayout) -> None:
+    bench = make_bench(layout=layout)
+    plan = bench.random_plan()
+    source, expected = bench.snapshot(bench.device), bench.snapshot(bench.host)
+    expected[:, 1, plan.host_pages] = source[:, 1, plan.device_pages]
+    bench.engine.write_layer(plan, 1)
+    np.testing.assert_array_equal(bench.snapshot(bench.host), expected)
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_of_odd_size_are_copied_too(
+    make_bench: MakeBench, layout: HostLayout, dtype: str
+) -> None:
+    bench = make_bench(layout=layout, dtype=dtype, head_dim=5, page_size=1)
+    assert bench.device.geometry.row_bytes == 30
+    plan = bench.random_plan()
+    source, expected = bench.snapshot(bench.device), bench.snapshot(bench.host)
+    expected[:, :, plan.host_pages] = source[:, :, plan.device_pages]
+    bench.write(plan)
+    np.testing.assert_array_equal(bench.snapshot(bench.host), expected)
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+@pytest.mark.parametrize("staging_bytes", [0, 1 << 10, 1 << 26])
+def test_the_size_of_the_buffer_changes_nothing_that_is_copied(
+    make_bench: MakeBench, layout: HostLayout, staging_bytes: int
+) -> None:
+    bench = make_bench(layout=layout, staging_bytes=staging_bytes)
+    plan = bench.random_plan()
+    expected, source = bench.snapshot(bench.device), bench.snapshot(bench.host)
+    expected[:, :, plan.device_pages] = source[:, :, plan.host_pages]
+    bench.load(plan)
+    np.testing.assert_array_equal(bench.snapshot(bench.device), expected)
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_copies_allocate_no_memory_for_bytes(make_bench: MakeBench, layout: HostLayout) -> None:
+    bench = make_bench(layout=layout, page_size=1)
+    plan = bench.random_plan()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profile:
+        bench.write(plan)
+        bench.load(plan)
+    allocated_bytes = {event.key: event.self_cpu_memory_usage for event in profile.key_averages()}
+    assert "aten::copy_" in allocated_bytes
+    assert "aten::index_copy_" in allocated_bytes
+    page_layer_bytes = bench.host.geometry.page_layer_bytes
+    assert {op: n for op, n in allocated_bytes.items() if n >= page_layer_bytes} == {}
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_a_write_and_a_load_at_the_same_time_do_not_disturb_each_other(
+    make_bench: MakeBench, layout: HostLayout
+) -> None:
+    bench = make_bench(layout=layout, page_size=1)
+    num_pages = bench.device.num_pages
+    half = num_pages // 2
+    device, host = bench.rng.permutation(num_pages), bench.rng.permutation(num_pages)
+    write = bench.engine.plan(device[:half], host[:half])
+    load = bench.engine.plan(device[half:], host[half:])
+    on_device, on_host = bench.snapshot(bench.device), bench.snapshot(bench.host)
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(20):
+            for done in [threads.submit(bench.write, write), threads.submit(bench.load, load)]:
+                done.result(timeout=60)
+    on_host[:, :, host[:half]] = on_device[:, :, device[:half]]
+    on_device[:, :, device[half:]] = on_host[:, :, host[half:]]
+    np.testing.assert_array_equal(bench.snapshot(bench.device), on_device)
+    np.testing.assert_array_equal(bench.snapshot(bench.host), on_host)
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_no_pages_can_be_copied(make_bench: MakeBench, layout: HostLayout) -> None:
+    bench = make_bench(layout=layout)
+    nothing = np.empty(0, dtype=np.int64)
+    before = bench.snapshot(bench.host)
+    plan = bench.engine.plan(nothing, nothing)
+    bench.write(plan)
+    assert bench.engine.layer_bytes(plan) == 0
+    np.testing.assert_array_equal(bench.snapshot(bench.host), before)
+
+
+def test_layer_bytes_are_those_of_k_and_v_of_one_layer(make_bench: MakeBench) -> None:
+    bench = make_bench(dtype="bfloat16", page_size=64)
+    plan = bench.engine.plan(np.array([3, 9, 1]), np.array([0, 1, 2]))
+    assert bench.engine.layer_bytes(plan) == 2 * 3 * 64 * (3 * 16 * 2)
+
+
+class ForeignPool:
+    """An engine's own pool: a tensor for each layer, by token."""
+
+    def __init__(self, geometry: KVGeometry, num_pages: int) -> None:
+        self.geometry = geometry
+        self.num_pages = num_pages
+        self.torch_device = torch.device("cpu")
+        shape = (num_pages * geometry.page_size, geometry.num_kv_heads, geometry.head_dim)
+        self.k, self.v = [[torch.rand(shape) for _ in range(geometry.num_layers)] for _ in "kv"]
+
+    def key_pages(self, layer: int) -> torch.Tensor:
+        return self.k[layer].view(self.num_pages, -1, *self.k[layer].shape[1:])
+
+    def value_pages(self, layer: int) -> torch.Tensor:
+        return self.v[layer].view(self.num_pages, -1, *self.v[layer].shape[1:])
+
+    def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
+        del counter
+
+
+@pytest.mark.parametrize("layout", HostLayout)
+def test_an_engines_own_pool_can_be_a_side(make_bench: MakeBench, layout: HostLayout) -> None:
+    host = make_bench(layout=layout).host
+    pool = ForeignPool(host.geometry, num_pages=7)
+    device: DevicePool = pool
+    engine = TorchTransferEngine(device, host)
+    engine.write_layer(engine.plan(np.array([6, 0]), np.array([1, 90])), 0)
+    assert torch.equal(host.key_pages(0)[90], pool.k[0][:16])
+    assert torch.equal(host.value_pages(0)[1], pool.v[0][6 * 16 :])
+
+
+def test_pools_of_different_geometry_are_refused(make_bench: MakeBench) -> None:
+    host = make_bench().host
+    other = dataclasses.replace(host.geometry, num_layers=3)
+    with pytest.raises(ConfigError, match="device pool and host pool differ"):
+        TorchTransferEngine(ForeignPool(other, num_pages=2), host)
+
+
+@pytest.mark.parametrize("wrong", [-1, NUM_PAGES[16]])
+@pytest.mark.parametrize("side", ["device", "host"])
+def test_a_page_outside_its_pool_is_refused(make_bench: MakeBench, wrong: int, side: str) -> None:
+    sides = {"device": np.array([0, 1]), "host": np.array([0, 1])}
+    sides[side][1] = wrong
+    with pytest.raises(OwnershipError, match=f"1 pages are not in the {side} pool .*{wrong}"):
+        make_bench().engine.plan(sides["device"], sides["host"])
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "message"),
+    [
+        ([1, 2], [3], "2 device pages for 1 host pages"),
+        ([5, 2, 5], [1, 2, 3], "device page 5 comes twice"),
+        ([1, 2, 3], [7, 4, 7], "host page 7 comes twice"),
+    ],
+)
+def test_pages_that_are_not_one_to_one_are_refused(
+    device: list[int], host: list[int], message: str
+) -> None:
+    with pytest.raises(TransferError, match=message):
+        TransferPlan.pair(np.array(device), np.array(host), min_run_pages=1)
+
+
+def test_a_plan_keeps_its_pages_when_the_caller_changes_the_arrays() -> None:
+    device, host = np.array([4, 9]), np.array([2, 5])
+    plan = TransferPlan.pair(device, host, min_run_pages=1)
+    device[:], host[:] = 0, 1
+    assert plan.device_pages.tolist() == [4, 9]
+    assert plan.host_pages.tolist() == [2, 5]
+    assert [(run.device.start, run.host.start) for run in plan.runs] == [(4, 2), (9, 5)]
+    for kept in (plan.device_pages, plan.host_pages):
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0] = 1
+
+
+Pairs: TypeAlias = list[tuple[int, int]]
+
+
+@st.composite
+def paired_pages(draw: st.DrawFn) -> Pairs:
+    """Blocks of pages that are consecutive on both sides, in any order on each side."""
+    lengths = draw(st.lists(st.integers(1, 5), max_size=6))
+    pairs: Pairs = []
+    starts = np.cumsum([0, *lengths]).tolist()
+    device_start = 0
+    for block in draw(st.permutations(range(len(lengths)))):
+        for page in range(lengths[block]):
+            pairs.append((device_start + page, starts[block] + page))
+        device_start += lengths[block]
+    return draw(st.permutations(pairs))
+
+
+def longest_runs(pairs: Pairs) -> list[Pairs]:
+    runs: list[Pairs] = []
+    for device, host in sorted(pairs, key=lambda pair: pair[1]):
+        if runs and runs[-1][-1] == (device - 1, host - 1):
+            runs[-1].append((device, host))
+        else:
+            runs.append([(device, host)])
+    return runs
+
+
+def numbers(pages: slice) -> range:
+    return range(pages.start, pages.stop)
+
+
+@given(pairs=paired_pages(), min_run_pages=st.integers(1, 6))
+@settings(deadline=None)
+def test_a_plan_splits_its_pairs_into_the_longest_runs_and_the_rest(
+    pairs: Pairs, min_run_pages: int
+) -> None:
+    device, host = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    plan = TransferPlan.pair(device, host, min_run_pages=min_run_pages)
+    expected = longest_runs(pairs)
+    assert [
+        list(zip(numbers(run.device), numbers(run.host), strict=True)) for run in plan.runs
+    ] == [run for run in expected if len(run) >= min_run_pages]
+    scattered = zip(plan.scattered_device.tolist(), plan.scattered_host.tolist(), strict=True)
+    assert list(scattered) == [pair for run in expected if len(run) < min_run_pages for pair in run]
+    everything = zip(plan.device_pages.tolist(), plan.host_pages.tolist(), strict=True)
+    assert list(everything) == sorted(pairs, key=lambda pair: pair[1])
