@@ -54,16 +54,15 @@ class _Turn(NamedTuple):
     request: Request
 
 
-def load_model(options: DemoOptions) -> tuple[LlamaModel, Tokenizer]:
-    """Return the model that the options name, and its tokeniser."""
+def load_model(options: DemoOptions, device: torch.device) -> tuple[LlamaModel, Tokenizer]:
+    """Return the model that the options name, on `device`, and its tokeniser."""
     dtype = getattr(torch, options.dtype)
     if options.model == "random":
-        config = tiny_config()
-        return LlamaModel(
-            config, random_weights(config, options.seed), dtype=dtype
-        ), ByteTokenizer()
+        config, weights = tiny_config(), random_weights(tiny_config(), options.seed)
+        return LlamaModel(config, weights, dtype=dtype, device=device), ByteTokenizer()
     loaded = load_smollm2()
-    return LlamaModel(loaded.config, loaded.weights, dtype=dtype), BpeTokenizer(loaded.tokenizer)
+    model = LlamaModel(loaded.config, loaded.weights, dtype=dtype, device=device)
+    return model, BpeTokenizer(loaded.tokenizer)
 
 
 def compare_answers(
@@ -94,7 +93,8 @@ class _Phase:
     def __init__(self, options: DemoOptions, *, after_restart: bool) -> None:
         self._options = options
         self._after_restart = after_restart
-        self._model, self._tokenizer = load_model(options)
+        self._device = create_device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model, self._tokenizer = load_model(options, self._device.torch_device)
         size, config = options.size, self._model.config
         self.conversations = code_assistant_conversations(
             self._tokenizer,
@@ -110,7 +110,6 @@ class _Phase:
             dtype=options.dtype,
             page_size=options.cache.page_size,
         )
-        self._device = create_device("cuda" if torch.cuda.is_available() else "cpu")
         self._cached = self._engine(with_cache=True)
         self._plain = self._engine(with_cache=False)
         self._turns: list[TurnReport] = []

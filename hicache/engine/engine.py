@@ -13,8 +13,10 @@ import torch
 from hicache.clock import MonotonicClock
 from hicache.engine.llama import SequenceChunk
 from hicache.engine.request import FinishReason, TokenChoice
+from hicache.engine.request_pages import RequestPages
 from hicache.errors import CapacityError, ConfigError, TransferError
 from hicache.hiradix_cache import LoadStatus
+from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +82,10 @@ class Engine:
         self._clock = clock or MonotonicClock()
         self._idle = idle or _doze
         self._page_size = pool.geometry.page_size
+        self._pages = RequestPages(allocator, self.cache, self._page_size)
+        self._best_effort = (
+            cache is not None and cache.cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
+        )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._requests: dict[RequestId, Request] = {}
@@ -99,7 +105,7 @@ class Engine:
         most_tokens = request.num_prompt_tokens + request.max_new_tokens
         if request.num_prompt_tokens < 1 or request.max_new_tokens < 1:
             raise ConfigError("a request needs at least one prompt token and one new token")
-        if self._pages_for(most_tokens) > self._allocator.num_pages:
+        if self._pages.count_for(most_tokens) > self._allocator.num_pages:
             raise ConfigError(
                 f"request {request.request_id!r} may need {most_tokens} tokens, the device pool "
                 f"has {self._allocator.num_pages * self._page_size}; make the pool larger"
@@ -122,7 +128,7 @@ class Engine:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self._release(request)
+        self._pages.release(request)
         if self.cache is not None:
             self.cache.release_aborted_request(request_id)
 
@@ -186,16 +192,20 @@ class Engine:
         """Move requests from `waiting` to `running`, and start their loads together.
 
         Only as many as this step's batch has room for: who has a load is in the batch that waits
-        for it.
+        for it. Nobody is asked who could not run yet, because under `best_effort` asking ends the
+        prefetch.
         """
+        num_ending = 0
         budget = self._chunk_tokens - sum(_prefill_tokens(request) for request in self.running)
         for request in list(self.waiting):
-            if len(self.running) >= self._max_batch_requests or budget < 1:
+            if len(self.running) + num_ending >= self._max_batch_requests or budget < 1:
                 break
             if self._prepare(request):
                 self.waiting.remove(request)
                 self.running.append(request)
                 budget -= _prefill_tokens(request)
+            elif self._best_effort:
+                num_ending += 1
         if self._handle is None:
             return
         producer = self._handle.cache.ready_to_load_host_cache()
@@ -207,7 +217,7 @@ class Engine:
         """Give `request` its prefix and pages for the rest; False when it has to wait."""
         cache = self.cache
         if cache is None:
-            return self._grow(request, request.num_tokens)
+            return self._pages.grow(request)
         if not cache.check_prefetch_progress(request.request_id):
             return False
         key = _matchable_key(request)
@@ -217,16 +227,16 @@ class Engine:
         request.num_tree_pages = len(request.pages)
         # Its own pages come first: a load that is queued cannot be taken back. Making room can take
         # host pages of the match, so it is asked for again.
-        rest = self._pages_for(request.num_tokens) - found.last_host_node.end
-        ready = self._make_room(rest)
+        rest = self._pages.count_for(request.num_tokens) - found.last_host_node.end
+        ready = self._pages.make_room(rest)
         if ready:
             found = cache.match_prefix(key)
             ready = self._load_host_part(request, found)
         request.num_computed = request.num_tree_pages * self._page_size
-        if ready and self._grow(request, request.num_tokens):
+        if ready and self._pages.grow(request):
             self._count_hits(request, found)
             return True
-        self._release(request)
+        self._pages.release(request)
         return False
 
     def _load_host_part(self, request: Request, found: PrefixMatch) -> bool:
@@ -258,26 +268,6 @@ class Engine:
         request.storage_hit_tokens = min(from_storage, loaded)
         request.host_hit_tokens = loaded - request.storage_hit_tokens
 
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Give `request` pages for `num_tokens` tokens; False when there are too few."""
-        missing = self._pages_for(num_tokens) - len(request.pages)
-        if missing > 0:
-            if not self._make_room(missing):
-                return False
-            pages = self._allocator.alloc(missing)
-            assert pages is not None
-            request.pages = np.concatenate([request.pages, pages])
-        return True
-
-    def _make_room(self, num_pages: int) -> bool:
-        """Evict until `num_pages` are free; False when that takes longer than this step."""
-        if self._allocator.num_available < num_pages and self.cache is not None:
-            self.cache.evict(num_pages - self._allocator.num_available)
-        return self._allocator.num_available >= num_pages
-
-    def _pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._page_size)
-
     # -- a batch -----------------------------------------------------------------------------
 
     def _next_batch(self) -> list[tuple[Request, int]]:
@@ -302,7 +292,7 @@ class Engine:
 
     def _grow_or_retract(self, request: Request) -> bool:
         """Give `request` a page for its next token, from the youngest request if need be."""
-        while not self._grow(request, request.num_tokens):
+        while not self._pages.grow(request):
             youngest = self.running[-1]
             if self.cache is not None and self.cache.tree.num_pending_evict_pages:
                 return False
@@ -325,48 +315,23 @@ class Engine:
                 request.take(TokenChoice(tuple(token_ids), tuple(token_logits)))
             if request.finished:
                 self._finish(request)
-            elif in_prefill and self.cache is not None:
-                self._insert(request, chunked=True)
+            elif in_prefill:
+                self._pages.insert(request, chunked=True)
 
-    # -- giving pages to the tree ------------------------------------------------------------
-
-    def _insert(self, request: Request, *, chunked: bool) -> None:
-        """Insert what is computed, and let the page table point at the tree's pages."""
-        cache = self.cache
-        assert cache is not None
-        key = request.computed_key()
-        result = cache.insert(key, request.pages, request_id=request.request_id, chunked=chunked)
-        first, present = request.num_tree_pages, result.already_present_pages
-        if present > first:
-            self._allocator.free(request.pages[first:present])
-            request.pages[first:present] = result.present_pages[first:]
-        if result.end_page > first:
-            cache.inc_lock_ref(result.node)
-            if request.node is not None:
-                cache.dec_lock_ref(request.node)
-            request.node, request.num_tree_pages = result.node, result.end_page
+    # -- leaving the batch -----------------------------------------------------------------
 
     def _finish(self, request: Request) -> None:
-        if self.cache is not None:
-            self._insert(request, chunked=False)
+        self._pages.insert(request, chunked=False)
         self.running.remove(request)
         del self._requests[request.request_id]
-        self._release(request)
-
-    def _release(self, request: Request) -> None:
-        """Give back the request's own pages and its lock."""
-        self._allocator.free(request.pages[request.num_tree_pages :])
-        if request.node is not None:
-            assert self.cache is not None
-            self.cache.dec_lock_ref(request.node)
-        request.release()
+        self._pages.release(request)
 
     def _retract(self, request: Request) -> None:
         """Send a running request back to the queue's head; what it has computed is inserted."""
-        if self.cache is not None and request.num_computed > request.num_tree_pages:
-            self._insert(request, chunked=True)
+        if request.num_computed:
+            self._pages.insert(request, chunked=True)
         self.running.remove(request)
-        self._release(request)
+        self._pages.release(request)
         self.waiting.appendleft(request)
 
     def _retract_failed_loads(self, batch: list[Request]) -> None:
@@ -375,7 +340,7 @@ class Engine:
             if request.producer != -1:
                 request.num_failed_loads += 1
                 self.running.remove(request)
-                self._release(request)
+                self._pages.release(request)
                 self.waiting.appendleft(request)
 
     def owned_pages(self) -> list[IntArray]:

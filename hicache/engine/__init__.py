@@ -1,0 +1,1 @@
+"""The reference engine: the smallest real consumer of the cache."""
