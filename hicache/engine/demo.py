@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hicache.config import HiCacheConfig, HostPoolConfig, PrefetchConfig, StorageConfig
+from hicache.config import HiCacheConfig
 from hicache.engine.demo_options import DemoOptions, DemoSize
 from hicache.engine.report import DemoReport
 from hicache.engine.report_page import write_html
@@ -37,7 +37,7 @@ _SIZES: Final = {
         turns_after_restart=1,
         source_tokens=700,
         answer_tokens=32,
-        device_pages=256,
+        device_tokens=4096,
         chunk_tokens=512,
     ),
     "random": DemoSize(
@@ -46,7 +46,7 @@ _SIZES: Final = {
         turns_after_restart=1,
         source_tokens=700,
         answer_tokens=32,
-        device_pages=320,
+        device_tokens=5120,
         chunk_tokens=512,
     ),
 }
@@ -132,36 +132,28 @@ def _with_weights(arguments: DemoArguments, say: Callable[[str], None]) -> DemoA
 
 
 def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
-    config = {
-        "page_size": arguments.page_size,
-        "write_policy": arguments.write_policy,
-        "prefetch_policy": arguments.prefetch_policy,
-    }
-    size = _SIZES[arguments.model]
-    size = dataclasses.replace(size, device_pages=size.device_pages * 16 // arguments.page_size)
-    storage = StorageConfig(
-        backend="file",
-        extra_config={"path": str(_storage_directory(arguments.storage) or default_storage)},
-        model_name=arguments.model,
-        weights_revision=(
-            SMOLLM2_135M.sha256[:16] if arguments.model == "smollm2" else str(arguments.seed)
-        ),
-    )
+    directory = _storage_directory(arguments.storage) or default_storage
+    revision = SMOLLM2_135M.sha256[:16] if arguments.model == "smollm2" else str(arguments.seed)
     cache = HiCacheConfig.from_mapping(
         {
-            **config,
-            "host": HostPoolConfig.from_mapping(
-                {"layout": arguments.layout, "ratio": 1.0}
-            ).to_mapping(),
-            "storage": storage.to_mapping(),
-            "prefetch": PrefetchConfig(threshold_tokens=64).to_mapping(),
+            "page_size": arguments.page_size,
+            "write_policy": arguments.write_policy,
+            "prefetch_policy": arguments.prefetch_policy,
+            "host": {"layout": arguments.layout, "ratio": 1.0},
+            "storage": {
+                "backend": "file",
+                "extra_config": {"path": str(directory)},
+                "model_name": arguments.model,
+                "weights_revision": revision,
+            },
+            "prefetch": {"threshold_tokens": 64},
         }
     )
     return DemoOptions(
         model=arguments.model,
         dtype=arguments.dtype,
         seed=arguments.seed,
-        size=size,
+        size=_SIZES[arguments.model],
         cache=cache,
     )
 

@@ -24,7 +24,7 @@ class DemoSize:
         turns_before_restart, turns_after_restart: turns of each conversation.
         source_tokens: tokens of source code in a first turn, at most.
         answer_tokens: tokens of every answer.
-        device_pages: size of L1, less than the conversations need.
+        device_tokens: size of L1, less than the conversations need.
         chunk_tokens: prompt tokens computed in one step.
     """
 
@@ -33,7 +33,7 @@ class DemoSize:
     turns_after_restart: int
     source_tokens: int
     answer_tokens: int
-    device_pages: int
+    device_tokens: int
     chunk_tokens: int
 
     def __post_init__(self) -> None:

@@ -116,7 +116,7 @@ class _Phase:
         self._differences: list[AnswerDifference] = []
 
     def _engine(self, *, with_cache: bool) -> Engine:
-        num_pages = self._options.size.device_pages
+        num_pages = self._options.size.device_tokens // self._geometry.page_size
         pool = DeviceKVPool(
             self._geometry, num_pages=num_pages, torch_device=self._device.torch_device
         )
@@ -262,4 +262,7 @@ def main(folder: Path, phase: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2])
+    except HiCacheError as error:
+        sys.exit(f"hicache: {error}")
