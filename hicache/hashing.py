@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hicache.errors import ConfigError
-from hicache.types import PageHash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hicache.types import PageHash
 
 __all__ = ["TOKEN_BYTES", "StorageNamespace", "hash_pages", "namespace_seed"]
 
@@ -60,11 +61,12 @@ def hash_pages(tokens: bytes, page_size: int, prior: bytes = b"") -> list[PageHa
     """
     step = page_size * TOKEN_BYTES
     sha256 = hashlib.sha256
-    hashes: list[PageHash] = []
+    hashes: list[bytes] = []
     for start in range(0, len(tokens) - step + 1, step):
         prior = sha256(prior + tokens[start : start + step]).digest()
-        hashes.append(PageHash(prior))
-    return hashes
+        hashes.append(prior)
+    # One cast for all: naming each hash costs a tenth of the whole.
+    return cast("list[PageHash]", hashes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

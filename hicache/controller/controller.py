@@ -209,8 +209,8 @@ class HiCacheController:
 
     @property
     def num_prefetch_pages(self) -> int:
-        """Host pages that prefetches own now."""
-        owned = (one.host_pages for one in self._prefetches.values())
+        """Host pages that open prefetches own now; a read that hangs leaves the others room."""
+        owned = (one.host_pages for one in self._prefetches.values() if not one.closed)
         return sum(len(pages) for pages in owned if pages is not None)
 
     def write_storage(

@@ -100,4 +100,5 @@ class PrefetchOperation:
         if isinstance(result, PagesResult):
             self.num_good = result.num_good
         else:
-            self.num_hits = result.num_pages
+            # The answer of a query that still runs would come in the middle of the read.
+            self.num_hits = result.num_pages if result.phase is Phase.ENDED else 0

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["StorageContext", "StorageWork", "create_work"]
 
 
+_MAX_TEXT = 200
+"""Characters of a backend's own answer or error that a message repeats."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StorageContext:
     """What every storage work needs.
@@ -76,12 +80,14 @@ class StorageWork(ABC):
 
     def refuse(self, reason: str) -> None:
         """See `Work.refuse`."""
-        self._report(Phase.ENDED, error=reason)
+        with self._lock:
+            self._ended = True
+            self._report(Phase.ENDED, error=reason)
 
     def step(self) -> bool:
         """See `Work.step`."""
         if self._stopped:
-            self._report(Phase.ENDED)
+            self.refuse("")
             return False
         clock = self._context.clock
         started = clock.now()
@@ -89,8 +95,8 @@ class StorageWork(ABC):
         error = ""
         try:
             answer = self._call(started + self._context.call_timeout_seconds)
-        except Exception as caught:  # noqa: BLE001  # a worker outlives whatever a backend raises
-            error = f"{type(caught).__name__}: {caught}"
+        except BaseException as caught:  # noqa: BLE001  # a worker outlives even `sys.exit`
+            error = f"{type(caught).__name__}: {_text(caught, str)}"
         with self._lock:
             if not self._overdue:
                 error = self._keep(answer, error)
@@ -133,7 +139,7 @@ class _QueryWork(StorageWork):
     def _keep(self, answer: object, error: str) -> str:
         asked = len(self._batch())
         if not error and (type(answer) is not int or not 0 <= answer <= asked):
-            error = f"batch_exists of {asked} keys answered {answer!r:.200}"
+            error = f"batch_exists of {asked} keys answered {_text(answer, repr)}"
         found = answer if type(answer) is int and not error else 0
         self._num_pages += found
         self._complete = found < asked or self._num_pages == len(self._job.hashes)
@@ -185,7 +191,7 @@ class _PagesWork(StorageWork):
             ):
                 outcomes = answer
             else:
-                error = f"a batch of {asked} pages was answered with {answer!r:.200}"
+                error = f"a batch of {asked} pages was answered with {_text(answer, repr)}"
         self._outcomes = outcomes
         self._num_good += leading_good(encode_outcomes(outcomes))
         return error
@@ -227,6 +233,14 @@ class _PersistWork(_PagesWork):
         return self._context.backend.batch_set(
             self._job.hashes[first:last], self._parents[first:last], pages, deadline=deadline
         )
+
+
+def _text(value: object, to_text: Callable[[object], str]) -> str:
+    """Return the start of `to_text(value)`; what a backend gives may refuse even that."""
+    try:
+        return to_text(value)[:_MAX_TEXT]
+    except Exception:  # noqa: BLE001  # reported as what it is
+        return f"a {type(value).__name__} that cannot be printed"
 
 
 def create_work(context: StorageContext, job: StorageJob) -> StorageWork:

@@ -69,7 +69,8 @@ class ThreadExecutor:
         clock: what `call_timeout_seconds` is measured on.
         call_timeout_seconds: a call under way for longer is overdue.
         max_abandoned: hung threads that are replaced. Beyond these the pool shrinks, and when no
-            thread is left, queued work is refused, so that nothing waits for ever.
+            thread is left, queued work is refused, so that nothing waits for ever. A thread whose
+            call returns after all fills a gap in the pool.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ThreadExecutor:
         call_timeout_seconds: float,
         max_abandoned: int = 8,
     ) -> None:
+        self._num_workers = num_workers
         self._clock = clock
         self._call_timeout_seconds = call_timeout_seconds
         self._max_abandoned = max_abandoned
@@ -160,15 +162,24 @@ class ThreadExecutor:
             more = work.step()
             with self._condition:
                 worker.work = None
-                if worker.replaced:
-                    self._hung.remove(worker)
-                    return
-                requeue = more and not self._closing
+                # A call can return in the moment in which it is declared overdue.
+                requeue = more and not worker.replaced and not self._closing
                 if requeue:
                     self._queue.append(work)
                     self._condition.notify()
+                needed = not worker.replaced or self._take_back(worker)
             if more and not requeue:
-                work.refuse("the storage workers were stopped")
+                work.refuse("the storage workers were stopped, or the call was past its deadline")
+            if not needed:
+                return
+
+    def _take_back(self, worker: _Worker) -> bool:
+        """Let a thread whose call hung fill a gap in the pool; False when there is none."""
+        self._hung.remove(worker)
+        worker.replaced = len(self._workers) >= self._num_workers
+        if not worker.replaced:
+            self._workers.append(worker)
+        return not worker.replaced
 
     def _start_worker(self) -> None:
         worker = _Worker(self, f"hicache-storage-{self._num_started}")

@@ -11,6 +11,7 @@ import numpy as np
 from hicache.hiradix_cache.persisting import Persister
 from hicache.hiradix_cache.prefetching import Prefetcher
 from hicache.hiradix_cache.results import EvictOutcome, LoadBack, LoadStatus, PrefixMatch
+from hicache.pools import SlotTable
 from hicache.radix import CopyKind, LruPolicy, RadixTree
 from hicache.types import WritePolicy
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["HiRadixCache"]
 
 _NONE: IntArray = np.empty(0, dtype=np.int64)
+
+_STEPS_TO_END = 3
+"""A prefetch that is answered needs a step each to begin, to be closed and to be released."""
 
 
 class HiRadixCache:
@@ -52,6 +56,7 @@ class HiRadixCache:
         self.controller = controller
         self.tree = RadixTree(self.config.page_size, create_policy=create_policy)
         self.counters: Counter[str] = Counter()
+        self._slot_table = SlotTable(controller.device_allocator.num_pages, self.config.page_size)
         self._persister = Persister(self.tree, controller, self.counters)
         self._prefetcher = Prefetcher(self, self.counters)
         self._counted_pages: dict[RequestId, int] = {}
@@ -67,7 +72,7 @@ class HiRadixCache:
         match ends inside it.
         """
         self._check_thread()
-        return PrefixMatch(self.tree.split_at(self.tree.match(key)), self.config.page_size)
+        return PrefixMatch(self.tree.split_at(self.tree.match(key)), self._slot_table)
 
     def insert(
         self, key: RadixKey, device_pages: IntArray, *, request_id: RequestId, chunked: bool
@@ -189,7 +194,8 @@ class HiRadixCache:
             self.tree.commit_load(ticket, _NONE, 0)
             self.counters["load_back_no_memory"] += 1
             return LoadBack(LoadStatus.NO_MEMORY, _NONE, anchor)
-        return LoadBack(LoadStatus.QUEUED, operation.device_pages, found.last_host_node)
+        # A copy: what the caller does with its page table must not change the load.
+        return LoadBack(LoadStatus.QUEUED, operation.device_pages.copy(), found.last_host_node)
 
     def ready_to_load_host_cache(self) -> int:
         """Start the queued loads; return the producer index that the batch waits on, or -1."""
@@ -303,10 +309,11 @@ class HiRadixCache:
         for operation in self.controller.drop_queued():
             self._drop_queued(operation)
         stopped = self.controller.close(timeout_seconds)
-        remaining = self.num_in_flight + 1
-        while remaining > self.num_in_flight > 0:
-            remaining = self.num_in_flight
+        num_idle_steps = 0
+        while self.num_in_flight and num_idle_steps < _STEPS_TO_END:
+            before = self.num_in_flight
             self.check_hicache_events()
+            num_idle_steps = 0 if self.num_in_flight < before else num_idle_steps + 1
         return stopped
 
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:

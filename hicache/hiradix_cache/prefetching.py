@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hicache.controller.records import Phase
 from hicache.hashing import TOKEN_BYTES, hash_pages
 from hicache.types import PrefetchPolicy
 
@@ -44,6 +43,7 @@ class Prefetcher:
 
     def begin(self, request_id: RequestId, key: RadixKey) -> bool:
         """See `HiRadixCache.prefetch_from_storage`."""
+        was_refused = self._refused.pop(request_id, None) is not None
         if self._controller.storage is None or request_id in self._by_request:
             return request_id in self._by_request
         page_size = self._cache.config.page_size
@@ -52,8 +52,7 @@ class Prefetcher:
         if num_pages < self._threshold_pages:
             return False
         if self._controller.prefetch_rate_limited(num_pages):
-            if request_id not in self._refused:
-                self._counters["prefetch_rate_limited"] += 1
+            self._counters["prefetch_rate_limited"] += not was_refused
             self._refused[request_id] = key
             return False
         if not anchor.backed_or_in_flight:
@@ -78,10 +77,12 @@ class Prefetcher:
     def check(self, request_id: RequestId) -> bool:
         """See `HiRadixCache.check_prefetch_progress`."""
         best_effort = self._cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
-        refused = self._refused.pop(request_id, None)
+        refused = self._refused.get(request_id)
         if refused is not None and not self.begin(request_id, refused):
+            if best_effort:
+                self._refused.pop(request_id, None)
             # Still no room: those that hold it end by their deadlines.
-            return best_effort or request_id not in self._refused
+            return request_id not in self._refused
         operation = self._by_request.get(request_id)
         if operation is None:
             return True
@@ -136,11 +137,15 @@ class Prefetcher:
             self._controller.terminate_prefetch(operation)
 
     def _start(self, operation: PrefetchOperation, num_hits: int) -> None:
-        """Read the hit, or end here when it is not worth it or has no room."""
+        """Read the hit, wait for the budget, or end when it is not worth it or has no room."""
         void = operation.ticket.generation != self._tree.generation
+        void |= self._controller.storage is None
         if void or operation.terminated or num_hits < self._threshold_pages:
             self._counters["prefetch_revoked"] += 1
             self._forget(operation)
+            return
+        if self._controller.prefetch_rate_limited(num_hits):
+            # Its answer comes again next step; those that hold the budget end by their deadlines.
             return
         host_pages = self._cache.alloc_host(num_hits)
         if host_pages is None:
@@ -169,9 +174,6 @@ class Prefetcher:
         operation.closed, operation.host_pages = True, result.untaken
         arrived = max(0, result.node.end - anchor_page) if num_good else 0
         self._done(operation, arrived * self._cache.config.page_size)
-        if operation.phase is Phase.ENDED:
-            self._controller.host_allocator.free(result.untaken)
-            self._controller.forget_prefetch(operation)
 
     def _done(self, operation: PrefetchOperation, num_tokens: int) -> None:
         if self._by_request.get(operation.request_id) is operation:

@@ -6,11 +6,10 @@ import dataclasses
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache.pools import expand_pages
-
 if TYPE_CHECKING:
     import torch
 
+    from hicache.pools import SlotTable
     from hicache.radix import MatchResult, RadixNode
     from hicache.types import IntArray
 
@@ -25,7 +24,7 @@ class PrefixMatch:
     """
 
     match: MatchResult
-    page_size: int
+    slot_table: SlotTable
 
     @property
     def last_device_node(self) -> RadixNode:
@@ -45,17 +44,17 @@ class PrefixMatch:
     @property
     def device_indices(self) -> torch.Tensor:
         """Token slots on the device, int64 `[device_hit_tokens]`."""
-        return expand_pages(self.match.device_pages, self.page_size)
+        return self.slot_table.expand(self.match.device_pages)
 
     @property
     def device_hit_tokens(self) -> int:
         """Leading tokens readable on the device."""
-        return self.match.num_device_pages * self.page_size
+        return self.match.num_device_pages * self.slot_table.page_size
 
     @property
     def host_hit_tokens(self) -> int:
         """Tokens after those that only the host has: `init_load_back` can bring them."""
-        return self.match.num_host_pages * self.page_size
+        return self.match.num_host_pages * self.slot_table.page_size
 
     @property
     def loading(self) -> bool:

@@ -11,7 +11,7 @@ from hicache.pools.allocator import PageAllocator
 from hicache.pools.base import Allocator, DevicePool, LayerCounter
 from hicache.pools.device import DeviceKVPool
 from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
-from hicache.pools.indices import expand_pages, pages_of_slots
+from hicache.pools.indices import SlotTable, expand_pages, pages_of_slots
 
 __all__ = [
     "Allocator",
@@ -20,6 +20,7 @@ __all__ = [
     "HostKVPool",
     "LayerCounter",
     "PageAllocator",
+    "SlotTable",
     "create_host_pool",
     "expand_pages",
     "host_pool_pages",

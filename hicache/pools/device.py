@@ -117,7 +117,9 @@ def _zeros(geometry: KVGeometry, num_pages: int, torch_device: torch.device) -> 
         geometry.head_dim,
     )
     try:
-        return torch.zeros(shape, dtype=getattr(torch, geometry.dtype), device=torch_device)
+        # Written now: zeros of the operating system would be paid for by the first requests.
+        pool = torch.empty(shape, dtype=getattr(torch, geometry.dtype), device=torch_device)
+        return pool.zero_()
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"{torch_device} cannot give {wanted_bytes} bytes for a device pool of {num_pages} "

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hicache.errors import ConfigError
-from hicache.pools.indices import expand_pages, pages_of_slots
+from hicache.pools.indices import SlotTable, expand_pages, pages_of_slots
 
 page_lists = st.lists(st.integers(0, 1 << 40), max_size=20)
 page_sizes = st.sampled_from([1, 2, 16, 64])
@@ -62,3 +62,8 @@ def test_slots_that_are_not_whole_pages_are_refused_with_the_place(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         pages_of_slots(torch.tensor(slots), 4)
+
+
+def test_a_table_of_slots_gives_what_the_computation_gives() -> None:
+    pages = np.array([3, 0, 7, 7], dtype=np.int64)
+    assert SlotTable(8, 16).expand(pages).equal(expand_pages(pages, 16))
