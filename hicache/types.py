@@ -44,6 +44,8 @@ class WritePolicy(str, Enum):
     """When device pages are copied to the host."""
 
     WRITE_THROUGH = "write_through"
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    WRITE_BEHIND = "write_behind"
     WRITE_BACK = "write_back"
 
 
@@ -52,6 +54,7 @@ class PrefetchPolicy(str, Enum):
 
     BEST_EFFORT = "best_effort"
     WAIT_COMPLETE = "wait_complete"
+    TIMEOUT = "timeout"
 
 
 class IoBackend(str, Enum):

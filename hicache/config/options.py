@@ -114,6 +114,20 @@ class PrefetchConfig(Section):
             at_least=1,
         ),
     )
+    timeout_base_seconds: float = field(
+        default=1.0,
+        metadata=about(
+            "under prefetch_policy timeout, how long a request waits whatever its length",
+            unit="seconds",
+            at_least=0,
+        ),
+    )
+    timeout_per_ki_token_seconds: float = field(
+        default=0.25,
+        metadata=about(
+            "and how much longer for every 1024 tokens of it", unit="seconds", at_least=0
+        ),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +145,14 @@ class HiCacheConfig(Section):
     write_policy: WritePolicy = field(
         default=WritePolicy.WRITE_THROUGH,
         metadata=about("when device pages are copied to the host (L1 -> L2)"),
+    )
+    write_watermark: float = field(
+        default=0.1,
+        metadata=about(
+            "write_back and write_behind begin to write victims when fewer device pages are free",
+            unit="part of the device pool",
+            at_least=0,
+        ),
     )
     prefetch_policy: PrefetchPolicy = field(
         default=PrefetchPolicy.BEST_EFFORT,
@@ -159,6 +181,10 @@ class HiCacheConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.write_watermark > 1:
+            raise ConfigError(
+                f"write_watermark is a part of the device pool, 0 to 1, not {self.write_watermark}"
+            )
         copyable = _COPYABLE_LAYOUTS[self.io_backend]
         if self.host.layout not in copyable:
             raise ConfigError(

@@ -6,26 +6,27 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from hicache.clock import MonotonicClock
+from hicache.hiradix_cache.loading import HostLoader
 from hicache.hiradix_cache.persisting import Persister
 from hicache.hiradix_cache.prefetching import Prefetcher
-from hicache.hiradix_cache.results import EvictOutcome, LoadBack, LoadStatus, PrefixMatch
+from hicache.hiradix_cache.results import PrefixMatch
+from hicache.hiradix_cache.returning import PageReturns
+from hicache.hiradix_cache.writing import HostWriter
 from hicache.pools import SlotTable
 from hicache.radix import CopyKind, LruPolicy, RadixTree
-from hicache.types import WritePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hicache.clock import Clock
     from hicache.config import StorageConfig
     from hicache.controller import CacheOperation, HiCacheController
-    from hicache.radix import EvictionPolicy, HeldPages, InsertResult, RadixKey, RadixNode, Ticket
+    from hicache.hiradix_cache.results import EvictOutcome, LoadBack
+    from hicache.radix import EvictionPolicy, InsertResult, RadixKey, RadixNode
     from hicache.types import IntArray, RequestId
 
 __all__ = ["HiRadixCache"]
-
-_NONE: IntArray = np.empty(0, dtype=np.int64)
 
 _STEPS_TO_END = 3
 """A prefetch that is answered needs a step each to begin, to be closed and to be released."""
@@ -41,6 +42,7 @@ class HiRadixCache:
     Args:
         controller: carries the movements out; closed with the cache.
         create_policy: order of eviction.
+        clock: for prefetches under `timeout`.
 
     Attributes:
         counters: events by name, for people and tests; no number ever decreases.
@@ -51,16 +53,33 @@ class HiRadixCache:
         controller: HiCacheController,
         *,
         create_policy: Callable[[], EvictionPolicy] = LruPolicy,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or MonotonicClock()
         self.config = controller.config
         self.controller = controller
         self.tree = RadixTree(self.config.page_size, create_policy=create_policy)
         self.counters: Counter[str] = Counter()
         self._slot_table = SlotTable(controller.device_allocator.num_pages, self.config.page_size)
-        self._persister = Persister(self.tree, controller, self.counters)
-        self._prefetcher = Prefetcher(self, self.counters)
+        self._returns = PageReturns(controller.device_allocator, controller.host_allocator)
+        self._writer = HostWriter(
+            self.tree,
+            controller,
+            persister=Persister(self.tree, controller, self.counters),
+            returns=self._returns,
+            counters=self.counters,
+        )
+        self._loader = HostLoader(
+            self.tree,
+            controller,
+            writer=self._writer,
+            returns=self._returns,
+            counters=self.counters,
+        )
+        self._prefetcher = Prefetcher(
+            self.tree, controller, writer=self._writer, counters=self.counters
+        )
         self._counted_pages: dict[RequestId, int] = {}
-        self._held: list[tuple[set[Ticket], HeldPages]] = []
         self._owner = threading.get_ident()
 
     # -- look-up and insertion ---------------------------------------------------------------
@@ -93,11 +112,7 @@ class HiRadixCache:
         result = self.tree.insert(key, device_pages, count_from_page=counted)
         if chunked:
             self._counted_pages[request_id] = max(counted, result.end_page)
-        if self.config.write_policy is WritePolicy.WRITE_THROUGH:
-            self.write_backup(result.node)
-            self.controller.start_writing()
-        if result.node.host_pages is not None:
-            self._persister.persist(result.node)
+        self._writer.after_insert(result)
         return result
 
     def inc_lock_ref(self, node: RadixNode) -> None:
@@ -121,49 +136,20 @@ class HiRadixCache:
         Returns:
             Pages queued; 0 when nothing is to be written or the host has no room.
         """
-        ticket = self.tree.begin_write(node)
-        if ticket is None:
-            return 0
-        if not self._write(ticket):
-            self._end_write(ticket, _NONE, 0)
-            self.counters["unwritten_pages"] += ticket.num_pages
-            return 0
-        return ticket.num_pages
+        return self._writer.write_backup(node)
 
     def evict(self, num_pages: int) -> EvictOutcome:
         """Free device pages, least recently used leaves first; never waits.
 
-        With `write_back`, pages without a host copy become free when their write has ended: a
-        caller with too few pages asks again next step.
+        With `write_back` or `write_behind`, pages without a host copy become free when their write
+        has ended: a caller with too few pages asks again next step.
         """
         self._check_thread()
-        write_back = self.config.write_policy is WritePolicy.WRITE_BACK
-        result = self.tree.evict(num_pages, write_back=write_back)
-        num_freed = self._free_device(result.freed)
-        for ticket in result.writes:
-            if not self._write(ticket):
-                # The memory was asked for and the host has no room: the bytes are dropped.
-                num_freed += self._end_write(ticket, _NONE, 0)
-                self.counters["unwritten_pages"] += ticket.num_pages
-        self.controller.start_writing()
-        self.counters["evicted_device_pages"] += num_freed
-        return EvictOutcome(num_freed, self.tree.num_pending_evict_pages)
+        return self._writer.evict(num_pages)
 
     def evict_host(self, num_pages: int) -> int:
         """Free host pages, copies of device pages first; return how many were freed."""
-        pages = self.tree.evict_host(num_pages)
-        self.controller.host_allocator.free(pages)
-        self.counters["evicted_host_pages"] += len(pages)
-        return len(pages)
-
-    def alloc_host(self, num_pages: int) -> IntArray | None:
-        """Allocate host pages, evicting others once if need be; None when that is not enough."""
-        allocator = self.controller.host_allocator
-        pages = allocator.alloc(num_pages)
-        if pages is None and num_pages <= allocator.num_pages:
-            self.evict_host(num_pages - allocator.num_available)
-            pages = allocator.alloc(num_pages)
-        return pages
+        return self._writer.evict_host(num_pages)
 
     # -- L2 -> L1 ----------------------------------------------------------------------------
 
@@ -178,24 +164,7 @@ class HiRadixCache:
             mem_quota: device tokens that the load may take at most.
         """
         self._check_thread()
-        anchor, num_tokens = found.last_device_node, found.host_hit_tokens
-        too_few = num_tokens < max(1, self.config.load_back_threshold_tokens)
-        # An older match may name a node that an eviction has taken since.
-        too_few |= not found.last_host_node.evicted
-        if too_few or (mem_quota is not None and num_tokens > mem_quota):
-            return LoadBack(LoadStatus.NOTHING, _NONE, anchor)
-        if found.loading or not self.controller.can_start_loading:
-            return LoadBack(LoadStatus.BUSY, _NONE, anchor)
-        ticket = self.tree.begin_load(found.last_host_node)
-        if ticket is None:
-            return LoadBack(LoadStatus.BUSY, _NONE, anchor)
-        operation = self._load(ticket)
-        if operation is None:
-            self.tree.commit_load(ticket, _NONE, 0)
-            self.counters["load_back_no_memory"] += 1
-            return LoadBack(LoadStatus.NO_MEMORY, _NONE, anchor)
-        # A copy: what the caller does with its page table must not change the load.
-        return LoadBack(LoadStatus.QUEUED, operation.device_pages.copy(), found.last_host_node)
+        return self._loader.begin(found, mem_quota)
 
     def ready_to_load_host_cache(self) -> int:
         """Start the queued loads; return the producer index that the batch waits on, or -1."""
@@ -255,15 +224,15 @@ class HiRadixCache:
         finished = self.controller.collect()
         for ack, good in finished.writes:
             for write in ack.operations:
-                self._finish_write(write, good)
+                self._writer.finish(write, good=bool(good))
         for ack, good in finished.loads:
             for load in ack.operations:
-                self._finish_load(load, good)
-        self._prefetcher.advance(finished)
+                self._loader.finish(load, good=bool(good))
+        self._prefetcher.advance(finished, now=self._clock.now())
         for persist, num_good in finished.persists:
             self.tree.commit_persist(persist.ticket, num_good)
-            self._release_held(persist.ticket)
-        self.controller.start_writing()
+            self._returns.copy_ended(persist.ticket)
+        self._writer.step()
 
     @property
     def num_in_flight(self) -> int:
@@ -289,11 +258,9 @@ class HiRadixCache:
             HiCacheError: requests hold locks; finish or abort them first.
         """
         self._check_thread()
-        result = self.tree.reset()
-        self._free_device(result.device_pages)
-        self.controller.host_allocator.free(result.host_pages)
-        self._held += [(set(held.tickets), held) for held in result.held]
+        self._returns.take_reset(self.tree.reset())
         self._counted_pages.clear()
+        self._writer.reset()
         self._prefetcher.reset()
         self.controller.reset()
         for operation in self.controller.drop_queued():
@@ -318,73 +285,15 @@ class HiRadixCache:
 
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return device and host pages that outlive a reset for copies in flight, for checks."""
-        held = [pages for _, pages in self._held]
-        return [one.device_pages for one in held], [one.host_pages for one in held]
-
-    def _write(self, ticket: Ticket) -> bool:
-        """Queue the write of `ticket`; False, and nothing has happened, without host pages."""
-        pages = self.tree.ticket_device_pages(ticket)
-        if self.controller.write(pages, ticket=ticket) is not None:
-            return True
-        allocator = self.controller.host_allocator
-        if len(pages) > allocator.num_pages:
-            return False
-        self.evict_host(len(pages) - allocator.num_available)
-        return self.controller.write(pages, ticket=ticket) is not None
-
-    def _finish_write(self, write: CacheOperation, good: int) -> None:
-        assert write.ticket is not None
-        num_good = write.ticket.num_pages if good else 0
-        self._end_write(write.ticket, write.host_pages, num_good)
-
-    def _end_write(self, ticket: Ticket, host_pages: IntArray, num_good: int) -> int:
-        """Give the outcome of a write to the tree; return the device pages that became free."""
-        commit = self.tree.commit_write(ticket, host_pages, num_good)
-        self.controller.host_allocator.free(commit.untaken_host)
-        if commit.node is not None:
-            self._persister.persist(commit.node)
-        self._release_held(ticket)
-        return self._free_device(commit.freed_device)
-
-    def _load(self, ticket: Ticket) -> CacheOperation | None:
-        pages = self.tree.ticket_host_pages(ticket)
-        operation = self.controller.load(pages, ticket=ticket)
-        if operation is None:
-            self.evict(len(pages) - self.controller.device_allocator.num_available)
-            operation = self.controller.load(pages, ticket=ticket)
-        return operation
-
-    def _finish_load(self, load: CacheOperation, good: int) -> None:
-        assert load.ticket is not None
-        num_good = load.ticket.num_pages if good else 0
-        self._free_device(self.tree.commit_load(load.ticket, load.device_pages, num_good))
-        self._release_held(load.ticket)
+        return self._returns.held_pages()
 
     def _drop_queued(self, operation: CacheOperation) -> None:
         """End a copy that was never started."""
         assert operation.ticket is not None
         if operation.ticket.kind is CopyKind.WRITE:
-            self._end_write(operation.ticket, operation.host_pages, 0)
+            self._writer.finish(operation, good=False)
         else:
-            self._finish_load(operation, 0)
-
-    def _free_device(self, pages: IntArray) -> int:
-        self.controller.device_allocator.free(pages)
-        return len(pages)
-
-    def _release_held(self, ended: Ticket) -> None:
-        """Free pages that outlived a reset when the last copy that uses them has ended."""
-        if not self._held:
-            return
-        keep = []
-        for tickets, held in self._held:
-            tickets.discard(ended)
-            if tickets:
-                keep.append((tickets, held))
-            else:
-                self._free_device(held.device_pages)
-                self.controller.host_allocator.free(held.host_pages)
-        self._held = keep
+            self._loader.finish(operation, good=False)
 
     def _check_thread(self) -> None:
         assert threading.get_ident() == self._owner, "HiRadixCache belongs to one thread"

@@ -12,10 +12,11 @@ from hicache.types import PrefetchPolicy
 if TYPE_CHECKING:
     from collections import Counter
 
+    from hicache.controller import HiCacheController
     from hicache.controller.agreement import Finished
     from hicache.controller.operations import PrefetchOperation
-    from hicache.hiradix_cache.cache import HiRadixCache
-    from hicache.radix import RadixKey, RadixNode
+    from hicache.hiradix_cache.writing import HostWriter
+    from hicache.radix import RadixKey, RadixNode, RadixTree
     from hicache.types import IntArray, RequestId
 
 __all__ = ["Prefetcher"]
@@ -32,23 +33,33 @@ class Prefetcher:
     storage has let go of it.
     """
 
-    def __init__(self, cache: HiRadixCache, counters: Counter[str]) -> None:
-        self._cache = cache
-        self._tree = cache.tree
-        self._controller = cache.controller
+    def __init__(
+        self,
+        tree: RadixTree,
+        controller: HiCacheController,
+        *,
+        writer: HostWriter,
+        counters: Counter[str],
+    ) -> None:
+        self._tree = tree
+        self._controller = controller
+        self._writer = writer
         self._counters = counters
+        self._policy = controller.config.prefetch_policy
+        self._config = controller.config.prefetch
+        self._page_size = controller.config.page_size
         self._by_request: dict[RequestId, PrefetchOperation] = {}
         self._refused: dict[RequestId, RadixKey] = {}
         self._loaded_tokens: dict[RequestId, int] = {}
+        self._deadlines: dict[RequestId, float] = {}
 
     def begin(self, request_id: RequestId, key: RadixKey) -> bool:
         """See `HiRadixCache.prefetch_from_storage`."""
         was_refused = self._refused.pop(request_id, None) is not None
         if self._controller.storage is None or request_id in self._by_request:
             return request_id in self._by_request
-        page_size = self._cache.config.page_size
-        anchor = self._cache.match_prefix(key).last_host_node
-        num_pages = len(key) // page_size - anchor.end
+        anchor = self._tree.split_at(self._tree.match(key)).last_host_node
+        num_pages = len(key) // self._page_size - anchor.end
         if num_pages < self._threshold_pages:
             return False
         if self._controller.prefetch_rate_limited(num_pages):
@@ -57,26 +68,26 @@ class Prefetcher:
             return False
         if not anchor.backed_or_in_flight:
             # Pages below an anchor that only the device has would be out of reach.
-            self._cache.write_backup(anchor)
+            self._writer.write_backup(anchor)
             self._controller.start_writing()
         ticket = self._tree.begin_prefetch(anchor, num_pages)
         if ticket is None:
             self._counters["no_host_anchor"] += 1
             return False
-        first = anchor.end * page_size * TOKEN_BYTES
+        first = anchor.end * self._page_size * TOKEN_BYTES
         prior = self._prior_hash(anchor, key)
         self._by_request[request_id] = self._controller.prefetch(
             request_id,
             key=key,
             anchor=anchor,
             ticket=ticket,
-            hashes=hash_pages(key.data[first:], page_size, prior),
+            hashes=hash_pages(key.data[first:], self._page_size, prior),
         )
         return True
 
     def check(self, request_id: RequestId) -> bool:
         """See `HiRadixCache.check_prefetch_progress`."""
-        best_effort = self._cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
+        best_effort = self._policy is PrefetchPolicy.BEST_EFFORT
         refused = self._refused.get(request_id)
         if refused is not None and not self.begin(request_id, refused):
             if best_effort:
@@ -93,8 +104,7 @@ class Prefetcher:
     def abort(self, request_id: RequestId) -> None:
         """End the prefetch of a request that is gone; what has arrived is kept."""
         self._loaded_tokens.pop(request_id, None)
-        self._refused.pop(request_id, None)
-        operation = self._by_request.pop(request_id, None)
+        operation = self._forget_request(request_id)
         if operation is not None:
             self._terminate(operation)
 
@@ -106,10 +116,14 @@ class Prefetcher:
         """Forget every request; prefetches in flight end by themselves with void tickets."""
         self._by_request.clear()
         self._refused.clear()
+        self._deadlines.clear()
         self._loaded_tokens.clear()
 
-    def advance(self, finished: Finished) -> None:
-        """Take what ended: answers of queries, reads to be closed, memory to be released."""
+    def advance(self, finished: Finished, *, now: float) -> None:
+        """Take what ended: answers of queries, reads to be closed, memory to be released.
+
+        Under `timeout`, also end the prefetches whose time is over; `now` is in seconds.
+        """
         for operation, num_hits in finished.queries:
             self._start(operation, num_hits)
         for operation, num_good in finished.prefetches:
@@ -118,19 +132,37 @@ class Prefetcher:
         for operation in finished.released:
             assert operation.host_pages is not None
             self._controller.host_allocator.free(operation.host_pages)
+        if self._policy is PrefetchPolicy.TIMEOUT:
+            self._end_late(now)
 
     @property
     def _threshold_pages(self) -> int:
-        tokens, page_size = (
-            self._cache.config.prefetch.threshold_tokens,
-            self._cache.config.page_size,
-        )
-        return max(1, -(-tokens // page_size))
+        return max(1, -(-self._config.threshold_tokens // self._page_size))
 
     def _prior_hash(self, anchor: RadixNode, key: RadixKey) -> bytes:
         if anchor.parent is None:
             return key.namespace
         return self._tree.page_hashes(anchor)[-1]
+
+    def _end_late(self, now: float) -> None:
+        """End what has waited for longer than its tokens are worth, from its first step on."""
+        for request_id, operation in self._by_request.items():
+            if now >= self._deadline(request_id, operation.key, now):
+                self._terminate(operation)
+        for request_id, key in list(self._refused.items()):
+            if now >= self._deadline(request_id, key, now):
+                self._forget_request(request_id)
+
+    def _deadline(self, request_id: RequestId, key: RadixKey, now: float) -> float:
+        allowed = self._config.timeout_base_seconds
+        allowed += self._config.timeout_per_ki_token_seconds * len(key) / 1024
+        return self._deadlines.setdefault(request_id, now + allowed)
+
+    def _forget_request(self, request_id: RequestId) -> PrefetchOperation | None:
+        """Forget that the request waits; return its prefetch if it has one."""
+        self._refused.pop(request_id, None)
+        self._deadlines.pop(request_id, None)
+        return self._by_request.pop(request_id, None)
 
     def _terminate(self, operation: PrefetchOperation) -> None:
         if not operation.terminated:
@@ -147,7 +179,7 @@ class Prefetcher:
         if self._controller.prefetch_rate_limited(num_hits):
             # Its answer comes again next step; those that hold the budget end by their deadlines.
             return
-        host_pages = self._cache.alloc_host(num_hits)
+        host_pages = self._writer.alloc_host(num_hits)
         if host_pages is None:
             self._counters["prefetch_no_host_memory"] += 1
             num_pages = min(num_hits, self._controller.host_allocator.num_available)
@@ -173,9 +205,9 @@ class Prefetcher:
         )
         operation.closed, operation.host_pages = True, result.untaken
         arrived = max(0, result.node.end - anchor_page) if num_good else 0
-        self._done(operation, arrived * self._cache.config.page_size)
+        self._done(operation, arrived * self._page_size)
 
     def _done(self, operation: PrefetchOperation, num_tokens: int) -> None:
         if self._by_request.get(operation.request_id) is operation:
-            del self._by_request[operation.request_id]
+            self._forget_request(operation.request_id)
             self._loaded_tokens[operation.request_id] = num_tokens

@@ -58,6 +58,29 @@ class RadixTree(CopyingTree):
             num_freed += len(pages)
         return EvictResult(join_pages(freed), self.num_pending_evict_pages, tuple(writes))
 
+    def begin_writes_ahead(self, num_pages: int) -> list[Ticket]:
+        """Begin writes of the next device victims, so that evicting them will not have to wait.
+
+        Looks at as many victims as have `num_pages` together; those with a host copy stay as they
+        are. Nothing is evicted.
+        """
+        tickets: list[Ticket] = []
+        written_already: list[RadixNode] = []
+        num_looked_at = 0
+        while num_looked_at < num_pages:
+            node = self.residency.pop(Queue.DEVICE)
+            if node is None:
+                break
+            num_looked_at += node.num_pages
+            ticket = self.begin_write(node)
+            if ticket is None:
+                written_already.append(node)
+            else:
+                tickets.append(ticket)
+        for node in written_already:
+            self.residency.refresh(node)
+        return tickets
+
     def evict_host(self, num_pages: int) -> IntArray:
         """Free at least `num_pages` host pages if possible and return them.
 

@@ -39,6 +39,7 @@ NOT_TEXT: list[object] = ["", None, 7]
 BAD_VALUES: dict[str, list[Any]] = {
     "page_size": [0, -64, *NOT_WHOLE],
     "write_policy": ["sometimes", "", None, 1, ["write_back"], IoBackend.DIRECT],
+    "write_watermark": [-0.1, 1.1, "much", None],
     "prefetch_policy": ["never", None, {}],
     "io_backend": ["kernel", None, True],
     "load_back_threshold_tokens": [-1, *NOT_WHOLE],
@@ -56,6 +57,8 @@ BAD_VALUES: dict[str, list[Any]] = {
     "storage.call_timeout_seconds": [None, *NOT_POSITIVE],
     "storage.max_inflight_persist_operations": [0, *NOT_WHOLE],
     "prefetch.threshold_tokens": [-1, *NOT_WHOLE],
+    "prefetch.timeout_base_seconds": [-1, "long", None],
+    "prefetch.timeout_per_ki_token_seconds": [-0.5, "long", None],
     "prefetch.max_inflight_pages": [0, -1, 2.0, "8", True],
 }
 
@@ -104,6 +107,7 @@ configs = st.builds(
     HiCacheConfig,
     page_size=positive,
     write_policy=st.sampled_from(WritePolicy),
+    write_watermark=st.floats(0, 1),
     prefetch_policy=st.sampled_from(PrefetchPolicy),
     io_backend=st.sampled_from(IoBackend),
     load_back_threshold_tokens=natural,
@@ -152,7 +156,7 @@ def test_a_refusal_says_what_is_allowed() -> None:
         ConfigError, match=r"^page_size must be a whole number of tokens, at least 1"
     ):
         HiCacheConfig(page_size=0)
-    with pytest.raises(ConfigError, match=r"one of write_through, write_back; it is 'never'$"):
+    with pytest.raises(ConfigError, match=r"one of write_through, .*write_back; it is 'never'$"):
         HiCacheConfig.from_mapping({"write_policy": "never"})
     with pytest.raises(ConfigError, match=r"above 0, or none; it is -1$"):
         HostPoolConfig(ratio=-1)

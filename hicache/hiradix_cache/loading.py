@@ -1,0 +1,77 @@
+"""What comes from the host to the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache.hiradix_cache.results import LoadBack, LoadStatus, PrefixMatch
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from hicache.controller import CacheOperation, HiCacheController
+    from hicache.hiradix_cache.returning import PageReturns
+    from hicache.hiradix_cache.writing import HostWriter
+    from hicache.radix import RadixTree, Ticket
+    from hicache.types import IntArray
+
+__all__ = ["HostLoader"]
+
+_NONE: IntArray = np.empty(0, dtype=np.int64)
+
+
+class HostLoader:
+    """Queues loads, makes room for them on the device, and publishes what has arrived."""
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        controller: HiCacheController,
+        *,
+        writer: HostWriter,
+        returns: PageReturns,
+        counters: Counter[str],
+    ) -> None:
+        self._tree = tree
+        self._controller = controller
+        self._writer = writer
+        self._returns = returns
+        self._counters = counters
+
+    def begin(self, found: PrefixMatch, mem_quota: int | None) -> LoadBack:
+        """See `HiRadixCache.init_load_back`."""
+        anchor, num_tokens = found.last_device_node, found.host_hit_tokens
+        too_few = num_tokens < max(1, self._controller.config.load_back_threshold_tokens)
+        # An older match may name a node that an eviction has taken since.
+        too_few |= not found.last_host_node.evicted
+        if too_few or (mem_quota is not None and num_tokens > mem_quota):
+            return LoadBack(LoadStatus.NOTHING, _NONE, anchor)
+        if found.loading or not self._controller.can_start_loading:
+            return LoadBack(LoadStatus.BUSY, _NONE, anchor)
+        ticket = self._tree.begin_load(found.last_host_node)
+        if ticket is None:
+            return LoadBack(LoadStatus.BUSY, _NONE, anchor)
+        operation = self._queue(ticket)
+        if operation is None:
+            self._tree.commit_load(ticket, _NONE, 0)
+            self._counters["load_back_no_memory"] += 1
+            return LoadBack(LoadStatus.NO_MEMORY, _NONE, anchor)
+        # A copy: what the caller does with its page table must not change the load.
+        return LoadBack(LoadStatus.QUEUED, operation.device_pages.copy(), found.last_host_node)
+
+    def finish(self, load: CacheOperation, *, good: bool) -> None:
+        """Give the outcome of a load to the tree."""
+        assert load.ticket is not None
+        num_good = load.ticket.num_pages if good else 0
+        self._returns.device(self._tree.commit_load(load.ticket, load.device_pages, num_good))
+        self._returns.copy_ended(load.ticket)
+
+    def _queue(self, ticket: Ticket) -> CacheOperation | None:
+        pages = self._tree.ticket_host_pages(ticket)
+        operation = self._controller.load(pages, ticket=ticket)
+        if operation is None:
+            self._writer.evict(len(pages) - self._controller.device_allocator.num_available)
+            operation = self._controller.load(pages, ticket=ticket)
+        return operation

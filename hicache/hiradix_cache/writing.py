@@ -1,0 +1,171 @@
+"""What goes from the device to the host, when, and what makes room for it there."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache.hiradix_cache.results import EvictOutcome
+from hicache.types import WritePolicy
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from hicache.controller import CacheOperation, HiCacheController
+    from hicache.hiradix_cache.persisting import Persister
+    from hicache.hiradix_cache.returning import PageReturns
+    from hicache.radix import InsertResult, RadixNode, RadixTree, Ticket
+    from hicache.types import IntArray
+
+__all__ = ["HostWriter"]
+
+_NONE: IntArray = np.empty(0, dtype=np.int64)
+
+_SELECTIVE_HITS = 2
+"""Requests that must have used a run before `write_through_selective` writes it."""
+
+_MAX_BEHIND = 4096
+"""Nodes that `write_behind` remembers; beyond, the oldest is left to be written on eviction."""
+
+
+class HostWriter:
+    """Carries out the write policy, and device and host eviction.
+
+    | policy | when a run is written |
+    |---|---|
+    | `write_through` | it is first inserted |
+    | `write_through_selective` | a second request inserts it |
+    | `write_behind` | the write stream is idle, free device pages get few, or it is evicted |
+    | `write_back` | it is evicted, or free device pages get few |
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        controller: HiCacheController,
+        *,
+        persister: Persister,
+        returns: PageReturns,
+        counters: Counter[str],
+    ) -> None:
+        self._tree = tree
+        self._controller = controller
+        self._persister = persister
+        self._returns = returns
+        self._counters = counters
+        self._policy = controller.config.write_policy
+        self._on_eviction = self._policy in (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
+        num_pages = controller.device_allocator.num_pages
+        self._watermark_pages = int(controller.config.write_watermark * num_pages)
+        self._behind: deque[RadixNode] = deque(maxlen=_MAX_BEHIND)
+
+    def after_insert(self, result: InsertResult) -> None:
+        """Queue what the policy writes because of an insertion, and start it."""
+        node = result.node
+        if self._policy is WritePolicy.WRITE_THROUGH:
+            self.write_backup(node)
+        elif self._policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            # Nobody uses a run without its prefix, so counts do not rise on the way down.
+            while node.hit_count < _SELECTIVE_HITS and node.parent is not None:
+                node = node.parent
+            self.write_backup(node)
+        elif self._policy is WritePolicy.WRITE_BEHIND and not node.backed_or_in_flight:
+            self._behind.append(node)
+        self._controller.start_writing()
+        if node.host_pages is not None:
+            self._persister.persist(node)
+
+    def write_backup(self, node: RadixNode) -> int:
+        """See `HiRadixCache.write_backup`."""
+        ticket = self._tree.begin_write(node)
+        if ticket is None:
+            return 0
+        if not self._queue(ticket):
+            self._drop(ticket)
+            return 0
+        return ticket.num_pages
+
+    def evict(self, num_pages: int) -> EvictOutcome:
+        """See `HiRadixCache.evict`."""
+        result = self._tree.evict(num_pages, write_back=self._on_eviction)
+        num_freed = self._returns.device(result.freed)
+        for ticket in result.writes:
+            if not self._queue(ticket):
+                # The memory was asked for and the host has no room: the bytes are dropped.
+                num_freed += self._drop(ticket)
+        self._controller.start_writing()
+        self._counters["evicted_device_pages"] += num_freed
+        return EvictOutcome(num_freed, self._tree.num_pending_evict_pages)
+
+    def evict_host(self, num_pages: int) -> int:
+        """See `HiRadixCache.evict_host`."""
+        num_freed = self._returns.host(self._tree.evict_host(num_pages))
+        self._counters["evicted_host_pages"] += num_freed
+        return num_freed
+
+    def alloc_host(self, num_pages: int) -> IntArray | None:
+        """Allocate host pages, evicting others once if need be; None when that is not enough."""
+        allocator = self._controller.host_allocator
+        pages = allocator.alloc(num_pages)
+        if pages is None and num_pages <= allocator.num_pages:
+            self.evict_host(num_pages - allocator.num_available)
+            pages = allocator.alloc(num_pages)
+        return pages
+
+    def step(self) -> None:
+        """Start writes that wait for an idle stream, and those that few free pages call for."""
+        if self._on_eviction:
+            low = self._controller.device_allocator.num_available < self._watermark_pages
+            if not self._controller.writes or low:
+                self._write_one_behind()
+            if low and not self._controller.writes:
+                self._write_ahead()
+        self._controller.start_writing()
+
+    def finish(self, write: CacheOperation, *, good: bool) -> None:
+        """Give the outcome of a write to the tree, and persist what has arrived."""
+        assert write.ticket is not None
+        self._end(write.ticket, write.host_pages, write.ticket.num_pages if good else 0)
+
+    def reset(self) -> None:
+        """Forget what was to be written."""
+        self._behind.clear()
+
+    def _write_one_behind(self) -> None:
+        """Queue the oldest node that still has to be written."""
+        while self._behind:
+            # A node that is gone has no device pages: nothing is queued for it.
+            if self.write_backup(self._behind.popleft()):
+                return
+
+    def _write_ahead(self) -> None:
+        """Queue writes of the next victims, until a watermark's worth could go at once."""
+        for ticket in self._tree.begin_writes_ahead(self._watermark_pages):
+            if not self._queue(ticket):
+                self._drop(ticket)
+
+    def _queue(self, ticket: Ticket) -> bool:
+        """Queue the write of `ticket`; False, and nothing has happened, without host pages."""
+        pages = self._tree.ticket_device_pages(ticket)
+        if self._controller.write(pages, ticket=ticket) is not None:
+            return True
+        allocator = self._controller.host_allocator
+        if len(pages) > allocator.num_pages:
+            return False
+        self.evict_host(len(pages) - allocator.num_available)
+        return self._controller.write(pages, ticket=ticket) is not None
+
+    def _drop(self, ticket: Ticket) -> int:
+        """End a write for which the host has no room; return the device pages that became free."""
+        self._counters["unwritten_pages"] += ticket.num_pages
+        return self._end(ticket, _NONE, 0)
+
+    def _end(self, ticket: Ticket, host_pages: IntArray, num_good: int) -> int:
+        commit = self._tree.commit_write(ticket, host_pages, num_good)
+        self._returns.host(commit.untaken_host)
+        if commit.node is not None:
+            self._persister.persist(commit.node)
+        self._returns.copy_ended(ticket)
+        return self._returns.device(commit.freed_device)
