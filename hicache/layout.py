@@ -1,31 +1,47 @@
-"""Arithmetic of KV geometry and host layouts: what is how large, and where a page's bytes are.
+"""Arithmetic of page geometry and host layouts: what is how large, and where a page's bytes are.
+
+For each layer and token a page holds one row of each part. Multi-head attention has two parts, K
+and V, latent attention (MLA) has one, and so have the rows that a model keeps beside its KV.
 
 A host layout is the order of six axes in memory, and everything else follows from that order. All
-layouts are dense: no padding between rows, tokens, layers or pages.
+layouts are dense: no padding between rows, tokens, layers or pages. An axis of extent 1 takes no
+room: MLA is stored as if it had neither parts nor heads.
 
-    layer_first   kv, layer, page, token, head, dim    2 * layers pieces a page
-    page_first    page, kv, token, layer, head, dim    1 piece a page
+    layer_first   part, layer, page, token, head, dim    parts * layers pieces a page
+    page_first    page, part, token, layer, head, dim    1 piece a page
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from enum import Enum
+from typing import ClassVar
 
 from hicache.errors import ConfigError, OwnershipError
 
-__all__ = ["DTYPE_BYTES", "Axis", "HostLayout", "KVGeometry", "host_shape", "pieces"]
+__all__ = [
+    "DTYPE_BYTES",
+    "Axis",
+    "HostLayout",
+    "KVGeometry",
+    "MlaGeometry",
+    "PageGeometry",
+    "RowGeometry",
+    "host_shape",
+    "pieces",
+]
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes in one element, by the name of its type; torch uses the same names."""
 
 
 class Axis(Enum):
-    """One dimension of a KV pool. The order here is the one in which code indexes a pool."""
+    """One dimension of a pool. The order here is the one in which code indexes a pool."""
 
-    KV = "kv"
-    """K is 0, V is 1."""
+    PART = "part"
+    """Of multi-head attention, K is 0 and V is 1."""
     LAYER = "layer"
     PAGE = "page"
     TOKEN = "token"
@@ -54,19 +70,18 @@ class HostLayout(str, Enum):
 
 
 _AXES = {
-    HostLayout.PAGE_FIRST: (Axis.PAGE, Axis.KV, Axis.TOKEN, Axis.LAYER, Axis.HEAD, Axis.DIM),
-    HostLayout.LAYER_FIRST: (Axis.KV, Axis.LAYER, Axis.PAGE, Axis.TOKEN, Axis.HEAD, Axis.DIM),
+    HostLayout.PAGE_FIRST: (Axis.PAGE, Axis.PART, Axis.TOKEN, Axis.LAYER, Axis.HEAD, Axis.DIM),
+    HostLayout.LAYER_FIRST: (Axis.PART, Axis.LAYER, Axis.PAGE, Axis.TOKEN, Axis.HEAD, Axis.DIM),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KVGeometry:
-    """What one page of KV is, on every tier: multi-head attention, K and V of equal shape.
+class PageGeometry(ABC):
+    """What one page of a pool is, on every tier. Pools of one model may differ in all but pages.
 
     Attributes:
+        num_parts: rows that a token has in one layer.
         num_layers: layers of the model that this rank holds.
-        num_kv_heads: heads of K (and of V) in one layer that this rank holds.
-        head_dim: elements in one head of one token.
         dtype: name of the element type, a key of `DTYPE_BYTES`.
         page_size: tokens in a page.
 
@@ -74,67 +89,153 @@ class KVGeometry:
         ConfigError: a field that cannot be; the message names it.
     """
 
+    num_parts: ClassVar[int]
+
     num_layers: int
-    num_kv_heads: int
-    head_dim: int
     dtype: str
     page_size: int
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "page_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ConfigError(f"KVGeometry.{name} must be an int of at least 1, not {value!r}")
+        owner = type(self).__name__
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and (type(value) is not int or value < 1):
+                raise ConfigError(
+                    f"{owner}.{field.name} must be an int of at least 1, not {value!r}"
+                )
         if self.dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
-            raise ConfigError(f"KVGeometry.dtype {self.dtype!r} is not known; use one of: {known}")
+            raise ConfigError(f"{owner}.dtype {self.dtype!r} is not known; use one of: {known}")
 
     @property
-    def row_elements(self) -> int:
-        """Elements of one token in one layer, K or V alone."""
-        return self.num_kv_heads * self.head_dim
+    @abstractmethod
+    def row_shape(self) -> tuple[int, int]:
+        """Heads of a row, and elements of a head."""
+
+    @property
+    @abstractmethod
+    def kv_shape(self) -> str:
+        """What the bytes of a page are, as `hicache.hashing.StorageNamespace` names it."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token in one layer, K or V alone."""
-        return self.row_elements * DTYPE_BYTES[self.dtype]
+        """Bytes of one token in one layer, one part alone."""
+        return math.prod(self.row_shape) * DTYPE_BYTES[self.dtype]
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token: all layers, K and V."""
-        return 2 * self.num_layers * self.row_bytes
+        """Bytes of one token: all layers, all parts."""
+        return self.num_parts * self.num_layers * self.row_bytes
 
     @property
     def page_layer_bytes(self) -> int:
-        """Bytes of one page in one layer, K or V alone."""
+        """Bytes of one page in one layer, one part alone."""
         return self.page_size * self.row_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: all layers, K and V."""
+        """Bytes of one page: all layers, all parts."""
         return self.page_size * self.token_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVGeometry(PageGeometry):
+    """Multi-head attention (MHA, GQA): K and V of equal shape.
+
+    Attributes:
+        num_kv_heads: heads of K (and of V) in one layer that this rank holds.
+        head_dim: elements in one head of one token.
+    """
+
+    num_parts: ClassVar[int] = 2
+
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """See `PageGeometry.row_shape`."""
+        return (self.num_kv_heads, self.head_dim)
 
     @property
     def kv_shape(self) -> str:
-        """What the bytes of a page are, as `hicache.hashing.StorageNamespace` names it."""
+        """See `PageGeometry.kv_shape`."""
         return f"mha:layers={self.num_layers},heads={self.num_kv_heads},head_dim={self.head_dim}"
 
 
-def host_shape(geometry: KVGeometry, layout: HostLayout, num_pages: int) -> tuple[int, ...]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MlaGeometry(PageGeometry):
+    """Multi-head latent attention: all heads share one row, from which K and V are made.
+
+    Attributes:
+        kv_lora_rank: elements of the latent, which come first in the row.
+        qk_rope_head_dim: elements of the rotated key, which follow.
+    """
+
+    num_parts: ClassVar[int] = 1
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """See `PageGeometry.row_shape`."""
+        return (1, self.kv_lora_rank + self.qk_rope_head_dim)
+
+    @property
+    def kv_shape(self) -> str:
+        """See `PageGeometry.kv_shape`."""
+        return (
+            f"mla:layers={self.num_layers},latent={self.kv_lora_rank},rope={self.qk_rope_head_dim}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGeometry(PageGeometry):
+    """What a model keeps beside its KV: a row for each layer and token, such as an indexer's key.
+
+    Attributes:
+        name: what the rows are, an identifier.
+        width: elements in a row.
+    """
+
+    num_parts: ClassVar[int] = 1
+
+    name: str
+    width: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name.isidentifier():
+            raise ConfigError(f"RowGeometry.name {self.name!r} must be an identifier")
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """See `PageGeometry.row_shape`."""
+        return (1, self.width)
+
+    @property
+    def kv_shape(self) -> str:
+        """See `PageGeometry.kv_shape`."""
+        return f"{self.name}:layers={self.num_layers},width={self.width}"
+
+
+def host_shape(geometry: PageGeometry, layout: HostLayout, num_pages: int) -> tuple[int, ...]:
     """Return the extents of a host pool of `num_pages`, in the order of `layout.axes`."""
+    num_heads, head_dim = geometry.row_shape
     extents = {
-        Axis.KV: 2,
+        Axis.PART: geometry.num_parts,
         Axis.LAYER: geometry.num_layers,
         Axis.PAGE: num_pages,
         Axis.TOKEN: geometry.page_size,
-        Axis.HEAD: geometry.num_kv_heads,
-        Axis.DIM: geometry.head_dim,
+        Axis.HEAD: num_heads,
+        Axis.DIM: head_dim,
     }
     return tuple(extents[axis] for axis in layout.axes)
 
 
 def pieces(
-    geometry: KVGeometry, layout: HostLayout, page: int, num_pages: int
+    geometry: PageGeometry, layout: HostLayout, page: int, num_pages: int
 ) -> tuple[tuple[int, int], ...]:
     """Return where the bytes of `page` are in a host pool of `num_pages`.
 

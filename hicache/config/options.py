@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["HiCacheConfig", "HostPoolConfig", "PrefetchConfig", "StorageConfig"]
 
 _DEFAULT_RATIO: Final = 2.0
+_MAX_WORKERS: Final = 32
 
 _COPYABLE_LAYOUTS: Final[Mapping[IoBackend, frozenset[HostLayout]]] = {
     IoBackend.DIRECT: frozenset({HostLayout.PAGE_FIRST, HostLayout.LAYER_FIRST}),
@@ -93,6 +94,14 @@ class StorageConfig(Section):
         default=1024,
         metadata=about("beyond these, new nodes are not persisted", unit="operations", at_least=1),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_workers > _MAX_WORKERS:
+            raise ConfigError(
+                f"storage.num_workers must be at most {_MAX_WORKERS}, not {self.num_workers}; for "
+                "more, use a backend with threads of its own"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WINDOW", "Finished", "agree_on_finished"]
 
-WINDOW = 16
-"""How many operations of each kind, oldest first, a step looks at."""
+WINDOW = 64
+"""How many operations of each kind, oldest first, a step looks at. More than calls can hang, so
+that those that hang never fill it."""
 
 _NOT_YET = -1
 _T = TypeVar("_T")

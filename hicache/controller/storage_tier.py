@@ -181,7 +181,7 @@ class StorageTier:
         return StorageNamespace(
             model=config.model_name,
             weights_revision=config.weights_revision,
-            dtype=first.geometry.dtype,
+            dtype="+".join(pool.geometry.dtype for pool in self._host_pools),
             layout=first.layout.value,
             page_size=first.geometry.page_size,
             kv_shape="+".join(pool.geometry.kv_shape for pool in self._host_pools),

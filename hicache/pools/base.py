@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from hicache.layout import KVGeometry
+    from hicache.layout import PageGeometry
     from hicache.types import IntArray
 
 __all__ = ["Allocator", "DevicePool", "LayerCounter"]
@@ -47,10 +47,10 @@ class LayerCounter(Protocol):
 
 
 class DevicePool(Protocol):
-    """The KV tensors of the device, as copy engines and the controller see them."""
+    """The tensors of a device's pool, as copy engines and the controller see them."""
 
     @property
-    def geometry(self) -> KVGeometry:
+    def geometry(self) -> PageGeometry:
         """What one page is."""
 
     @property
@@ -61,15 +61,12 @@ class DevicePool(Protocol):
     def torch_device(self) -> torch.device:
         """Where the tensors are."""
 
-    def key_pages(self, layer: int) -> torch.Tensor:
-        """Return the K of a layer as a view `[num_pages, page_size, num_kv_heads, head_dim]`.
+    def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return each part of a layer as a view `[num_pages, page_size, num_heads, dim]`.
 
         Never waits: it is for those who bring the bytes. Heads and elements of a token are
         contiguous.
         """
-
-    def value_pages(self, layer: int) -> torch.Tensor:
-        """Return the V of a layer; else as `key_pages`."""
 
     def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
         """Let every reader of a layer wait for `counter` first; `None` ends that."""

@@ -1,4 +1,4 @@
-"""The host's KV pool (L2): pages in host memory, in a layout of their own."""
+"""The host's pool (L2): pages in host memory, in a layout of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hicache.errors import CapacityError, ClosedError, ConfigError, OwnershipErr
 from hicache.layout import Axis, host_shape, pieces
 
 if TYPE_CHECKING:
-    from hicache.layout import HostLayout, KVGeometry
+    from hicache.layout import HostLayout, PageGeometry
 
 __all__ = ["HostKVPool", "create_host_pool", "host_pool_pages"]
 
@@ -34,7 +34,7 @@ class HostKVPool:
     """
 
     def __init__(
-        self, geometry: KVGeometry, *, num_pages: int, layout: HostLayout, memory: HostMemory
+        self, geometry: PageGeometry, *, num_pages: int, layout: HostLayout, memory: HostMemory
     ) -> None:
         if num_pages < 1:
             raise ConfigError(f"num_pages must be at least 1, not {num_pages}")
@@ -56,12 +56,12 @@ class HostKVPool:
         ]
         elements = memory.tensor[:num_bytes].view(getattr(torch, geometry.dtype))
         stored = elements.view(host_shape(geometry, layout, num_pages))
-        kv = stored.permute([layout.axes.index(axis) for axis in Axis])
-        self._key_pages, self._value_pages = kv[0].unbind(0), kv[1].unbind(0)
+        parts = stored.permute([layout.axes.index(axis) for axis in Axis])
+        self._layer_parts = [layer.unbind(0) for layer in parts.unbind(1)]
         self._is_closed = False
 
-    def key_pages(self, layer: int) -> torch.Tensor:
-        """Return the K of `layer` as a view `[num_pages, page_size, num_kv_heads, head_dim]`.
+    def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return each part of `layer` as a view `[num_pages, page_size, num_heads, dim]`.
 
         Strided where the layout is not `layer_first`; heads and elements of a token are always
         contiguous.
@@ -70,12 +70,7 @@ class HostKVPool:
             ClosedError: the pool is closed.
         """
         self._require_open()
-        return self._key_pages[layer]
-
-    def value_pages(self, layer: int) -> torch.Tensor:
-        """Return the V of `layer`; else as `key_pages`."""
-        self._require_open()
-        return self._value_pages[layer]
+        return self._layer_parts[layer]
 
     def page_pieces(self, page: int) -> tuple[tuple[int, int], ...]:
         """Return where the bytes of `page` are: `(address, bytes)`, in the order of memory.
@@ -107,7 +102,7 @@ class HostKVPool:
         before mean nothing afterwards.
         """
         self._is_closed = True
-        self._key_pages = self._value_pages = ()
+        self._layer_parts = []
         self._memory.close()
 
     def _require_open(self) -> None:
@@ -116,19 +111,19 @@ class HostKVPool:
 
 
 def host_pool_pages(
-    geometry: KVGeometry,
+    page_bytes: int,
     *,
     device_pages: int,
     ratio: float | None = None,
     size_bytes: int | None = None,
 ) -> int:
-    """Return how many pages a host pool gets, at least 1; rounds down.
+    """Return how many pages the host gets, at least 1; rounds down.
 
     Args:
-        geometry: what one page is.
-        device_pages: size of the device pool.
-        ratio: size of the host pool as a multiple of the device pool, or
-        size_bytes: its size itself. Exactly one of the two.
+        page_bytes: bytes of one page, in all host pools together.
+        device_pages: pages of the device.
+        ratio: pages of the host as a multiple of those, or
+        size_bytes: bytes of the host's pools together. Exactly one of the two.
 
     Raises:
         ConfigError: not exactly one is given, or it does not hold a page.
@@ -139,7 +134,7 @@ def host_pool_pages(
         num_pages = int(device_pages * ratio)
         given = f"ratio={ratio} of {device_pages} device pages"
     elif size_bytes is not None and ratio is None:
-        num_pages = size_bytes // geometry.page_bytes
+        num_pages = size_bytes // page_bytes
         given = f"size_bytes={size_bytes}"
     else:
         raise ConfigError(
@@ -148,14 +143,14 @@ def host_pool_pages(
         )
     if num_pages < 1:
         raise ConfigError(
-            f"a host pool of {given} does not hold one page of {geometry.page_bytes} bytes; "
+            f"a host pool of {given} does not hold one page of {page_bytes} bytes; "
             "make it larger, or use a smaller page_size"
         )
     return num_pages
 
 
 def create_host_pool(
-    geometry: KVGeometry, *, num_pages: int, layout: HostLayout, pinned: bool, huge_pages: bool
+    geometry: PageGeometry, *, num_pages: int, layout: HostLayout, pinned: bool, huge_pages: bool
 ) -> HostKVPool:
     """Allocate host memory and return a pool over all of it.
 

@@ -126,6 +126,7 @@ class RemoteMover:
         try:
             stopped: bool = self.call("close", timeout_seconds, may_take=timeout_seconds)
         except ClosedError:
+            self._receiver.join(timeout_seconds)
             stopped = not self._receiver.is_alive()
         if stopped:
             self._closed = True

@@ -11,7 +11,7 @@ from hicache.errors import ConfigError
 from hicache.hashing import hash_pages
 
 if TYPE_CHECKING:
-    from hicache.layout import KVGeometry
+    from hicache.layout import PageGeometry
     from hicache.radix import RadixKey
     from hicache.types import IntArray
 
@@ -26,47 +26,45 @@ class KVPages(Protocol):
     """A device pool or a host pool."""
 
     @property
-    def geometry(self) -> KVGeometry:
+    def geometry(self) -> PageGeometry:
         """What one page is."""
 
-    def key_pages(self, layer: int) -> torch.Tensor:
-        """Return the K of a layer as a view `[num_pages, page_size, num_kv_heads, head_dim]`."""
-
-    def value_pages(self, layer: int) -> torch.Tensor:
-        """Return the V of a layer; else as `key_pages`."""
+    def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return each part of a layer as a view `[num_pages, page_size, num_heads, dim]`."""
 
 
-def stamp_of(key: RadixKey, geometry: KVGeometry, *, first_page: int = 0) -> torch.Tensor:
+def stamp_of(key: RadixKey, geometry: PageGeometry, *, first_page: int = 0) -> torch.Tensor:
     """Return the only right KV of the full pages of `key` from `first_page` on.
 
-    The elements of a head are, repeated up to `head_dim`: names of the key, position, token, all
-    tokens up to the end of the page, layer, K or V, head, 1. The names and the tokens are told by
+    The elements of a head are, repeated up to its size: names of the key, position, token, all
+    tokens up to the end of the page, layer, part, head, 1. The names and the tokens are told by
     24 bits of their hashes.
 
     Returns:
-        float32 `[2, num_layers, num_pages, page_size, num_kv_heads, head_dim]`.
+        float32 `[num_parts, num_layers, num_pages, page_size, num_heads, dim]`.
 
     Raises:
         ConfigError: elements are not float32, or fewer than 8 make a head.
     """
-    if geometry.dtype != "float32" or geometry.head_dim < _NUM_ELEMENTS:
+    heads, head_dim = geometry.row_shape
+    if geometry.dtype != "float32" or head_dim < _NUM_ELEMENTS:
         raise ConfigError(
-            f"stamps need float32 and a head_dim of at least {_NUM_ELEMENTS}, not "
-            f"{geometry.dtype} and {geometry.head_dim}"
+            f"stamps need float32 and heads of at least {_NUM_ELEMENTS} elements, not "
+            f"{geometry.dtype} and {head_dim}"
         )
-    page_size, heads, layers = geometry.page_size, geometry.num_kv_heads, geometry.num_layers
+    page_size, layers, parts = geometry.page_size, geometry.num_layers, geometry.num_parts
     hashes = hash_pages(key.data, page_size, key.namespace)[first_page:]
     first, last = first_page * page_size, (first_page + len(hashes)) * page_size
-    shape = (2, layers, len(hashes), page_size, heads)
+    shape = (parts, layers, len(hashes), page_size, heads)
     stamp = np.empty((*shape, _NUM_ELEMENTS), dtype=np.float32)
-    kv, layer, _, _, head = np.ogrid[:2, :layers, : len(hashes), :page_size, :heads]
+    part, layer, _, _, head = np.ogrid[:parts, :layers, : len(hashes), :page_size, :heads]
     tokens_shape = (len(hashes), page_size, 1)
     stamp[..., 0] = _number(key.namespace)
     stamp[..., 1] = np.arange(first, last).reshape(tokens_shape)
     stamp[..., 2] = key.tokens()[first:last].reshape(tokens_shape)
     stamp[..., 3] = np.array([_number(one) for one in hashes]).reshape(-1, 1, 1)
-    stamp[..., 4], stamp[..., 5], stamp[..., 6], stamp[..., 7] = layer, kv, head, 1
-    return torch.from_numpy(stamp[..., np.arange(geometry.head_dim) % _NUM_ELEMENTS])
+    stamp[..., 4], stamp[..., 5], stamp[..., 6], stamp[..., 7] = layer, part, head, 1
+    return torch.from_numpy(stamp[..., np.arange(head_dim) % _NUM_ELEMENTS])
 
 
 def write_stamps(pool: KVPages, key: RadixKey, pages: IntArray, *, first_page: int = 0) -> None:
@@ -74,19 +72,16 @@ def write_stamps(pool: KVPages, key: RadixKey, pages: IntArray, *, first_page: i
     stamp = stamp_of(key, pool.geometry, first_page=first_page)[:, :, : len(pages)]
     index = torch.from_numpy(pages[: stamp.shape[2]])
     for layer in range(pool.geometry.num_layers):
-        pool.key_pages(layer)[index] = stamp[0, layer]
-        pool.value_pages(layer)[index] = stamp[1, layer]
+        for part, rows in zip(pool.layer_parts(layer), stamp[:, layer], strict=True):
+            part[index] = rows
 
 
 def read_pages(pool: KVPages, pages: IntArray) -> torch.Tensor:
     """Return a copy of what `pages` hold now, in the shape of `stamp_of`; waits for nothing."""
     index = torch.from_numpy(pages)
-    layers = range(pool.geometry.num_layers)
+    layers = [pool.layer_parts(layer) for layer in range(pool.geometry.num_layers)]
     return torch.stack(
-        [
-            torch.stack([pages_of(layer)[index] for layer in layers])
-            for pages_of in (pool.key_pages, pool.value_pages)
-        ]
+        [torch.stack([part[index] for part in parts]) for parts in zip(*layers, strict=True)]
     )
 
 
@@ -94,8 +89,8 @@ def fill_pages(pool: KVPages, pages: IntArray, value: float) -> None:
     """Set every element of `pages` to `value`, which is no stamp when it is negative."""
     index = torch.from_numpy(pages)
     for layer in range(pool.geometry.num_layers):
-        pool.key_pages(layer)[index] = value
-        pool.value_pages(layer)[index] = value
+        for part in pool.layer_parts(layer):
+            part[index] = value
 
 
 def _number(digest: bytes) -> int:

@@ -26,6 +26,9 @@ _DIRECT_COPY_BYTES = 32 << 10
 """On a CPU, from here on a run is copied on its own. Below, the microseconds of Python that each
 copy costs outweigh moving its bytes twice."""
 
+_QUEUED_COPY_BYTES = 4 << 10
+"""The same on CUDA, where a run that is not copied on its own blocks, and is moved three times."""
+
 
 class PageRun(NamedTuple):
     """Pages that are consecutive on the device and on the host."""
@@ -115,10 +118,10 @@ class TransferEngine(Protocol):
         """
 
     def write_layer(self, plan: TransferPlan, layer: int) -> None:
-        """Copy K and V of `layer` from the device to the host."""
+        """Copy all parts of `layer` from the device to the host."""
 
     def load_layer(self, plan: TransferPlan, layer: int) -> None:
-        """Copy K and V of `layer` from the host to the device."""
+        """Copy all parts of `layer` from the host to the device."""
 
     def layer_bytes(self, plan: TransferPlan) -> int:
         """Return how many bytes one `write_layer` or `load_layer` moves."""
@@ -127,8 +130,8 @@ class TransferEngine(Protocol):
 class TorchTransferEngine:
     """The `TransferEngine` that needs nothing but torch; works in the calling thread.
 
-    On a CPU a copy has ended when the call returns. On CUDA, copies between the device and pinned
-    `layer_first` memory are queued on the current stream, all others block as well.
+    On a CPU a copy has ended when the call returns. On CUDA, runs of at least 4 KiB between the
+    device and pinned `layer_first` memory are queued on the current stream; all else blocks too.
 
     Args:
         device_pool: one side.
@@ -147,7 +150,7 @@ class TorchTransferEngine:
         if device_pool.geometry != geometry:
             raise ConfigError(
                 f"device pool and host pool differ: {device_pool.geometry} and {geometry}; "
-                "build both from one KVGeometry"
+                "build both from one geometry"
             )
         self._num_device_pages = device_pool.num_pages
         self._num_host_pages = host_pool.num_pages
@@ -192,11 +195,11 @@ class TorchTransferEngine:
 
     def layer_bytes(self, plan: TransferPlan) -> int:
         """See `TransferEngine.layer_bytes`."""
-        return 2 * len(plan.host_pages) * self._geometry.page_layer_bytes
+        return self._geometry.num_parts * len(plan.host_pages) * self._geometry.page_layer_bytes
 
 
 class _Views(NamedTuple):
-    """K or V of one layer, each side as `[num_pages, page_size, words of a row]`."""
+    """A part of one layer, each side as `[num_pages, page_size, words of a row]`."""
 
     device: torch.Tensor
     host: torch.Tensor
@@ -209,12 +212,9 @@ class _Staging(NamedTuple):
     target: torch.Tensor
 
 
-def _layer_views(
-    device_pool: DevicePool, host_pool: HostKVPool, layer: int
-) -> tuple[_Views, _Views]:
-    keys = device_pool.key_pages(layer), host_pool.key_pages(layer)
-    values = device_pool.value_pages(layer), host_pool.value_pages(layer)
-    return _Views(*map(_as_words, keys)), _Views(*map(_as_words, values))
+def _layer_views(device_pool: DevicePool, host_pool: HostKVPool, layer: int) -> list[_Views]:
+    sides = zip(device_pool.layer_parts(layer), host_pool.layer_parts(layer), strict=True)
+    return [_Views(_as_words(device), _as_words(host)) for device, host in sides]
 
 
 def _as_words(pages: torch.Tensor) -> torch.Tensor:
@@ -226,12 +226,11 @@ def _as_words(pages: torch.Tensor) -> torch.Tensor:
 
 def _min_run_pages(device: torch.Tensor, host: torch.Tensor) -> int:
     """Return from how many pages on a run is copied on its own."""
-    if not device.is_cuda:
-        page_layer_bytes = device[0].numel() * device.element_size()
-        return -(-_DIRECT_COPY_BYTES // page_layer_bytes)
-    # Only a copy of its own can be queued instead of blocking, so every page gets one. But strided
-    # memory torch would copy through temporaries as large as the run: none gets one.
-    return 1 if host.is_contiguous() else len(host) + 1
+    if device.is_cuda and not host.is_contiguous():
+        # Strided memory torch would copy through temporaries as large as the run.
+        return len(host) + 1
+    run_bytes = _QUEUED_COPY_BYTES if device.is_cuda else _DIRECT_COPY_BYTES
+    return -(-run_bytes // (device[0].numel() * device.element_size()))
 
 
 def _staging(source: torch.Tensor, target: torch.Tensor, num_pages: int) -> _Staging:

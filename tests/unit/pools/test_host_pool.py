@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from hicache.device.host_memory import HostMemory
 from hicache.errors import CapacityError, ClosedError, ConfigError, OwnershipError
-from hicache.layout import HostLayout, KVGeometry
+from hicache.layout import HostLayout, KVGeometry, MlaGeometry, PageGeometry
 from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
 
 NUM_PAGES = 5
@@ -22,7 +23,17 @@ def make_geometry(dtype: str = "float32", page_size: int = 4) -> KVGeometry:
     return KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, dtype=dtype, page_size=page_size)
 
 
-def make_pool(layout: HostLayout, geometry: KVGeometry | None = None) -> HostKVPool:
+def make_mla_geometry(dtype: str = "float32", page_size: int = 4) -> MlaGeometry:
+    return MlaGeometry(
+        num_layers=3, kv_lora_rank=7, qk_rope_head_dim=4, dtype=dtype, page_size=page_size
+    )
+
+
+GEOMETRIES = pytest.mark.parametrize("geometry_of", [make_geometry, make_mla_geometry])
+GeometryOf: TypeAlias = Callable[..., PageGeometry]
+
+
+def make_pool(layout: HostLayout, geometry: PageGeometry | None = None) -> HostKVPool:
     return create_host_pool(
         geometry or make_geometry(),
         num_pages=NUM_PAGES,
@@ -36,33 +47,36 @@ def bytes_of_page(pool: HostKVPool, page: int) -> bytes:
     return b"".join(ctypes.string_at(address, size) for address, size in pool.page_pieces(page))
 
 
-def rows_in_order(geometry: KVGeometry, layout: HostLayout) -> list[tuple[int, int, int]]:
-    """(K or V, layer, token) of each row of a page in the order of its pieces, written by hand."""
+def rows_in_order(geometry: PageGeometry, layout: HostLayout) -> list[tuple[int, int, int]]:
+    """(part, layer, token) of each row of a page in the order of its pieces, written by hand."""
     layers, tokens = range(geometry.num_layers), range(geometry.page_size)
+    parts = (0, 1) if isinstance(geometry, KVGeometry) else (0,)
     if layout is HostLayout.LAYER_FIRST:
-        return list(itertools.product((0, 1), layers, tokens))
-    return [(kv, layer, token) for kv in (0, 1) for token in tokens for layer in layers]
+        return list(itertools.product(parts, layers, tokens))
+    return [(part, layer, token) for part in parts for token in tokens for layer in layers]
 
 
+@GEOMETRIES
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", HostLayout)
 def test_the_pieces_of_a_page_are_its_rows_in_the_order_of_the_layout(
-    layout: HostLayout, dtype: str, page_size: int
+    layout: HostLayout, dtype: str, page_size: int, geometry_of: GeometryOf
 ) -> None:
-    geometry = make_geometry(dtype, page_size)
+    geometry = geometry_of(dtype, page_size)
     pool = make_pool(layout, geometry)
     rng = np.random.default_rng(7)
-    shape = (2, geometry.num_layers, NUM_PAGES, page_size, geometry.row_bytes)
+    num_parts = len(pool.layer_parts(0))
+    shape = (num_parts, geometry.num_layers, NUM_PAGES, page_size, geometry.row_bytes)
     expected = rng.integers(0, 256, shape, dtype=np.uint8)
     for layer in range(geometry.num_layers):
-        for kv, view in enumerate((pool.key_pages(layer), pool.value_pages(layer))):
-            noise = torch.from_numpy(expected[kv, layer]).view(view.dtype)
+        for part, view in enumerate(pool.layer_parts(layer)):
+            noise = torch.from_numpy(expected[part, layer]).view(view.dtype)
             view.copy_(noise.view(view.shape))
     for page in range(NUM_PAGES):
         rows = [
-            expected[kv, layer, page, token].tobytes()
-            for kv, layer, token in rows_in_order(geometry, layout)
+            expected[part, layer, page, token].tobytes()
+            for part, layer, token in rows_in_order(geometry, layout)
         ]
         assert bytes_of_page(pool, page) == b"".join(rows)
     pool.close()
@@ -74,7 +88,7 @@ def test_bytes_written_to_a_piece_are_seen_in_the_views(layout: HostLayout) -> N
     for address, size in pool.page_pieces(3):
         ctypes.memset(address, 0xFF, size)
     for layer in range(3):
-        for view in (pool.key_pages(layer), pool.value_pages(layer)):
+        for view in pool.layer_parts(layer):
             assert view.isnan().flatten(1).all(1).tolist() == [
                 page == 3 for page in range(NUM_PAGES)
             ]
@@ -82,18 +96,25 @@ def test_bytes_written_to_a_piece_are_seen_in_the_views(layout: HostLayout) -> N
     pool.close()
 
 
+@GEOMETRIES
 @pytest.mark.parametrize("layout", HostLayout)
-def test_heads_and_elements_of_a_token_are_contiguous_in_every_layout(layout: HostLayout) -> None:
-    pool = make_pool(layout)
+def test_heads_and_elements_of_a_token_are_contiguous_in_every_layout(
+    layout: HostLayout, geometry_of: GeometryOf
+) -> None:
+    pool = make_pool(layout, geometry_of())
     for layer in range(3):
-        assert pool.key_pages(layer).shape == (NUM_PAGES, 4, 2, 8)
-        assert pool.value_pages(layer).stride()[2:] == (8, 1)
+        for part in pool.layer_parts(layer):
+            assert part.shape in [(NUM_PAGES, 4, 2, 8), (NUM_PAGES, 4, 1, 11)]
+            assert part[0, 0].is_contiguous()
     pool.close()
 
 
+@GEOMETRIES
 @pytest.mark.parametrize("layout", HostLayout)
-def test_all_pieces_lie_inside_the_regions_and_fill_them(layout: HostLayout) -> None:
-    pool = make_pool(layout)
+def test_all_pieces_lie_inside_the_regions_and_fill_them(
+    layout: HostLayout, geometry_of: GeometryOf
+) -> None:
+    pool = make_pool(layout, geometry_of())
     [(start, num_bytes)] = pool.regions()
     covered = np.zeros(num_bytes, dtype=np.int64)
     for page in range(NUM_PAGES):
@@ -116,8 +137,7 @@ def test_a_closed_pool_gives_nothing_and_closes_again() -> None:
     pool.close()
     pool.close()
     for use in (
-        lambda: pool.key_pages(0),
-        lambda: pool.value_pages(0),
+        lambda: pool.layer_parts(0),
         lambda: pool.page_pieces(0),
         pool.regions,
     ):
@@ -164,7 +184,8 @@ def test_a_pool_has_a_page() -> None:
 def test_a_host_pool_is_sized_by_ratio_or_by_bytes_and_rounded_down(
     size: dict[str, Any], num_pages: int
 ) -> None:
-    assert host_pool_pages(make_geometry(), device_pages=100, **size) == num_pages
+    page_bytes = make_geometry().page_bytes
+    assert host_pool_pages(page_bytes, device_pages=100, **size) == num_pages
 
 
 @pytest.mark.parametrize(
@@ -185,4 +206,4 @@ def test_a_host_pool_is_sized_by_ratio_or_by_bytes_and_rounded_down(
 )
 def test_a_size_that_holds_no_page_is_refused(size: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        host_pool_pages(make_geometry(), device_pages=100, **size)
+        host_pool_pages(make_geometry().page_bytes, device_pages=100, **size)

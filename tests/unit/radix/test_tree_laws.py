@@ -25,5 +25,13 @@ def test_the_driver_meets_every_kind_of_event() -> None:
         f"{k} {o}" for k in ("write", "load", "persist", "prefetch") for o in ("good", "failed")
     }
     assert moves <= seen
-    assert {"insert", "adopt", "evict", "write_back", "no host page", "reset"} <= seen
+    assert {
+        "insert",
+        "adopt",
+        "evict",
+        "write_back",
+        "write ahead",
+        "no host page",
+        "reset",
+    } <= seen
     assert "reset with held pages" in seen

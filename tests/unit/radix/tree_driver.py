@@ -41,13 +41,12 @@ class Copy:
     key: RadixKey | None = None
 
 
-class TreeDriver:
-    """Random operations over a tiny key space, so that paths collide all the time."""
+class TreeModel:
+    """A tree and what an outside book-keeper knows of it: who owns which page, and its bytes."""
 
     page_size = 2
 
-    def __init__(self, seed: int, *, device_pages: int = 40, host_pages: int = 40) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, *, device_pages: int = 40, host_pages: int = 40) -> None:
         self.tree = RadixTree(self.page_size)
         self.device = Pool(device_pages)
         self.host = Pool(host_pages)
@@ -56,19 +55,6 @@ class TreeDriver:
         self.zombies: dict[Ticket, Copy] = {}
         self.held: list[tuple[set[Ticket], np.ndarray, np.ndarray]] = []
         self.seen: set[str] = set()
-
-    def step(self) -> None:
-        name = self.rng.choice(
-            ["insert"] * 4
-            + ["match"] * 3
-            + ["unlock"] * 3
-            + ["finish"] * 4
-            + ["write", "load", "persist", "prefetch"] * 3
-            + ["evict", "evict_back", "evict_host"]
-            + ["reset"] * (self.rng.random() < 0.3)
-        )
-        getattr(self, name)()
-        self.verify()
 
     def verify(self) -> None:
         assert check_tree(self.tree) == []
@@ -95,12 +81,7 @@ class TreeDriver:
         step = self.page_size * 4
         return [(salt, whole[: (page + 1) * step]) for page in range(node.start, node.end)]
 
-    def random_key(self) -> RadixKey:
-        tokens = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 14))]
-        return RadixKey(tokens, cache_salt=self.rng.choice([None, None, "a", "b"]))
-
-    def insert(self) -> None:
-        key = self.random_key()
+    def insert(self, key: RadixKey, *, lock: bool) -> None:
         num_pages = len(key) // self.page_size
         pages = self.device.alloc(num_pages)
         if pages is None:
@@ -117,13 +98,12 @@ class TreeDriver:
         ]
         self.device.give_back(pages[: result.already_present_pages])
         self.device.give_back(pages[result.end_page :])
-        if self.rng.random() < 0.3:
+        if lock:
             self.tree.lock(result.node)
             self.locked.append(result.node)
         self.seen.add("adopt" if result.node.host_pages is not None else "insert")
 
-    def match(self) -> None:
-        key = self.random_key()
+    def match(self, key: RadixKey, *, lock: bool) -> None:
         found = self.tree.split_at(self.tree.match(key))
         step = self.page_size * 4
         stamps = [self.device.stamps[page] for page in found.device_pages.tolist()]
@@ -138,21 +118,24 @@ class TreeDriver:
         assert len(stamps) == found.num_device_pages
         assert len(host) == found.num_host_pages
         assert found.last_host_node.end == found.num_device_pages + found.num_host_pages
-        if self.rng.random() < 0.6:
+        if lock:
             self.tree.lock(found.last_device_node)
             self.locked.append(found.last_device_node)
 
-    def unlock(self) -> None:
+    def unlock(self, choice: int) -> None:
         if self.locked:
-            self.tree.unlock(self.locked.pop(self.rng.randrange(len(self.locked))))
+            self.tree.unlock(self.locked.pop(choice % len(self.locked)))
 
-    def random_node(self) -> RadixNode:
-        return self.rng.choice([self.tree.root, *self.tree.nodes()])
+    def node(self, choice: int) -> RadixNode:
+        nodes = [self.tree.root, *self.tree.nodes()]
+        return nodes[choice % len(nodes)]
 
-    def write(self, ticket: Ticket | None = None) -> None:
-        ticket = ticket or self.tree.begin_write(self.random_node())
-        if ticket is None:
-            return
+    def write(self, node: RadixNode) -> None:
+        ticket = self.tree.begin_write(node)
+        if ticket is not None:
+            self.carry_out_write(ticket)
+
+    def carry_out_write(self, ticket: Ticket) -> None:
         target = self.host.alloc(ticket.num_pages)
         if target is None:
             commit = self.tree.commit_write(ticket, np.empty(0, dtype=np.int64), 0)
@@ -163,8 +146,8 @@ class TreeDriver:
         source = self.tree.ticket_device_pages(ticket).tolist()
         self.copies.append(Copy(ticket, target, [self.device.stamps[page] for page in source]))
 
-    def load(self) -> None:
-        ticket = self.tree.begin_load(self.random_node())
+    def load(self, node: RadixNode) -> None:
+        ticket = self.tree.begin_load(node)
         if ticket is None:
             return
         target = self.device.alloc(ticket.num_pages)
@@ -174,15 +157,16 @@ class TreeDriver:
         source = self.tree.ticket_host_pages(ticket).tolist()
         self.copies.append(Copy(ticket, target, [self.host.stamps[page] for page in source]))
 
-    def persist(self) -> None:
-        ticket = self.tree.begin_persist(self.random_node())
+    def persist(self, node: RadixNode) -> None:
+        ticket = self.tree.begin_persist(node)
         if ticket is not None:
             _, hashes = self.tree.ticket_hashes(ticket)
             assert len(hashes) == ticket.num_pages == len(self.tree.ticket_host_pages(ticket))
             self.copies.append(Copy(ticket, np.empty(0, dtype=np.int64), []))
 
-    def prefetch(self) -> None:
-        anchor, count = self.random_node(), self.rng.randrange(1, 4)
+    def prefetch(self, anchor: RadixNode, tokens: list[int], salt: str | None) -> None:
+        """Prefetch whole pages of `tokens` below `anchor`; `salt` counts below the root only."""
+        count = len(tokens) // self.page_size
         ticket = self.tree.begin_prefetch(anchor, count)
         if ticket is None:
             return
@@ -192,27 +176,27 @@ class TreeDriver:
                 self.tree.commit_prefetch(ticket, RadixKey([]), np.empty(0, np.int64), 0).untaken
             )
             return
-        salt = _SALT_OF.get(anchor.namespace) if anchor.parent else self.rng.choice([None, "a"])
+        salt = _SALT_OF[anchor.namespace] if anchor.parent else salt
         path = b"".join(member.key for member in self.tree.path(anchor))
-        key = RadixKey(np.frombuffer(path, dtype=np.int32), cache_salt=salt).extend(
-            [self.rng.randrange(2) for _ in range(count * self.page_size)]
-        )
+        key = RadixKey(np.frombuffer(path, dtype=np.int32), cache_salt=salt).extend(tokens)
         step = self.page_size * 4
         first = ticket.first_page + 1
         stamps = [(salt, key.data[: (first + i) * step]) for i in range(count)]
         self.copies.append(Copy(ticket, target, stamps, key))
 
-    def finish(self) -> None:
-        if not self.copies and not self.zombies:
+    def finish(self, choice: int, num_good: int) -> None:
+        """End one copy, of this generation or an older one, with `num_good` good pages."""
+        everything = [*self.copies, *self.zombies.values()]
+        if not everything:
             return
-        if self.zombies and self.rng.random() < 0.5:
-            copy = self.zombies.pop(self.rng.choice(list(self.zombies)))
+        copy = everything[choice % len(everything)]
+        if copy in self.copies:
+            self.copies.remove(copy)
         else:
-            if not self.copies:
-                return
-            copy = self.copies.pop(self.rng.randrange(len(self.copies)))
-        self._commit(copy, self.rng.choice([0, self.rng.randint(0, 3), 99, 99, 99]))
-        self._release_held(copy.ticket)
+            del self.zombies[copy.ticket]
+        self._commit(copy, num_good)
+        if copy not in self.copies:
+            self._release_held(copy.ticket)
 
     def _commit(self, copy: Copy, num_good: int) -> None:
         kind, tree = copy.ticket.kind, self.tree
@@ -248,22 +232,26 @@ class TreeDriver:
                 self.host.give_back(host_pages)
         self.held = keep
 
-    def evict(self) -> None:
-        wanted = self.rng.randrange(1, 8)
-        result = self.tree.evict(wanted)
+    def evict(self, num_pages: int) -> None:
+        result = self.tree.evict(num_pages)
         assert not result.writes
         self.device.give_back(result.freed)
         self.seen.add("evict")
 
-    def evict_back(self) -> None:
-        result = self.tree.evict(self.rng.randrange(1, 12), write_back=True)
+    def evict_back(self, num_pages: int) -> None:
+        result = self.tree.evict(num_pages, write_back=True)
         self.device.give_back(result.freed)
         for ticket in result.writes:
             self.seen.add("write_back")
-            self.write(ticket)
+            self.carry_out_write(ticket)
 
-    def evict_host(self) -> None:
-        self.host.give_back(self.tree.evict_host(self.rng.randrange(1, 8)))
+    def write_ahead(self, num_pages: int) -> None:
+        for ticket in self.tree.begin_writes_ahead(num_pages):
+            self.seen.add("write ahead")
+            self.carry_out_write(ticket)
+
+    def evict_host(self, num_pages: int) -> None:
+        self.host.give_back(self.tree.evict_host(num_pages))
 
     def reset(self) -> None:
         while self.locked:
@@ -279,14 +267,52 @@ class TreeDriver:
     def drain(self) -> None:
         """End everything; afterwards every page can be evicted."""
         while self.copies or self.zombies:
-            self.finish()
+            self.finish(0, 99)  # a prefetch that has to wait for another copy goes to the end
         while self.locked:
-            self.unlock()
+            self.unlock(0)
         self.host.give_back(self.tree.evict_host(10**6))
         self.device.give_back(self.tree.evict(10**6).freed)
         self.host.give_back(self.tree.evict_host(10**6))
         self.verify()
         assert list(self.tree.nodes()) == []
+
+
+class TreeDriver(TreeModel):
+    """Random operations over a tiny key space, so that paths collide all the time."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+
+    def step(self) -> None:
+        """Do one random operation and verify."""
+        rng = self.rng
+        rng.choice(
+            [lambda: self.insert(self._key(), lock=rng.random() < 0.3)] * 4
+            + [lambda: self.match(self._key(), lock=rng.random() < 0.6)] * 3
+            + [lambda: self.unlock(rng.randrange(99))] * 3
+            + [lambda: self.finish(rng.randrange(99), rng.choice([0, 1, 2, 3, 99, 99, 99]))] * 4
+            + [lambda: self.write(self._node())] * 3
+            + [lambda: self.load(self._node())] * 3
+            + [lambda: self.persist(self._node())] * 3
+            + [lambda: self.prefetch(self._node(), self._tokens(2 * rng.randint(1, 3)), "a")] * 3
+            + [lambda: self.evict(rng.randrange(1, 8))]
+            + [lambda: self.evict_back(rng.randrange(1, 12))]
+            + [lambda: self.write_ahead(rng.randrange(1, 12))]
+            + [lambda: self.evict_host(rng.randrange(1, 8))]
+            + [self.reset] * (rng.random() < 0.3)
+        )()
+        self.verify()
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(2) for _ in range(count)]
+
+    def _key(self) -> RadixKey:
+        salt = self.rng.choice([None, None, "a", "b"])
+        return RadixKey(self._tokens(self.rng.randrange(1, 14)), cache_salt=salt)
+
+    def _node(self) -> RadixNode:
+        return self.node(self.rng.randrange(99))
 
 
 def _ids(pages: np.ndarray | None) -> list[int]:

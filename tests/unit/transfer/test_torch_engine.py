@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,17 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hicache.errors import ConfigError, OwnershipError, TransferError
-from hicache.layout import HostLayout, KVGeometry
-from hicache.pools.device import DeviceKVPool
-from hicache.pools.host import HostKVPool, create_host_pool
+from hicache.errors import ConfigError, OwnershipError
+from hicache.layout import HostLayout, KVGeometry, MlaGeometry
+from hicache.pools import DeviceKVPool, DeviceMlaPool, HostKVPool, create_host_pool
 from hicache.transfer.torch_engine import TorchTransferEngine, TransferEngine, TransferPlan
 
 if TYPE_CHECKING:
-    from hicache.pools.base import DevicePool, LayerCounter
+    from hicache.pools import DevicePool, LayerCounter
 
 DTYPES = ["float32", "float16", "bfloat16"]
 CUDA = [
@@ -33,6 +31,7 @@ PLACES = [
     pytest.param("cuda", marks=CUDA),
     pytest.param("cuda pinned", marks=CUDA),
 ]
+KINDS = ["mha", "mla"]
 # Enough pages that a run can be long enough to be copied on its own, whatever the page size.
 NUM_PAGES = {1: 1200, 16: 96, 64: 32}
 
@@ -41,19 +40,16 @@ NUM_PAGES = {1: 1200, 16: 96, 64: 32}
 class Bench:
     """Two pools of random bytes, and the engine between them."""
 
-    device: DeviceKVPool
+    device: DeviceKVPool | DeviceMlaPool
     host: HostKVPool
     engine: TransferEngine
     rng: np.random.Generator
 
-    def snapshot(self, pool: DeviceKVPool | HostKVPool) -> npt.NDArray[np.uint8]:
-        """All bytes of `pool` as `[2, num_layers, num_pages, bytes of a page in a layer]`."""
-        layers = range(pool.geometry.num_layers)
+    def snapshot(self, pool: DevicePool | HostKVPool) -> npt.NDArray[np.uint8]:
+        """All bytes of `pool` as `[num_parts, num_layers, num_pages, bytes of a row]`."""
+        layers = [pool.layer_parts(layer) for layer in range(pool.geometry.num_layers)]
         return np.array(
-            [
-                [bytes_of_pages(pages(layer)) for layer in layers]
-                for pages in (pool.key_pages, pool.value_pages)
-            ]
+            [[bytes_of_pages(part) for part in parts] for parts in zip(*layers, strict=True)]
         )
 
     def write(self, plan: TransferPlan) -> None:
@@ -84,13 +80,37 @@ def bytes_of_pages(pages: torch.Tensor) -> npt.NDArray[np.uint8]:
     return pages.cpu().contiguous().view(torch.uint8).flatten(1).numpy()
 
 
-def fill_randomly(pool: DeviceKVPool | HostKVPool, seed: int) -> None:
+def fill_randomly(pool: DevicePool | HostKVPool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for layer in range(pool.geometry.num_layers):
-        for view in (pool.key_pages(layer), pool.value_pages(layer)):
+        for view in pool.layer_parts(layer):
             shape = (*view.shape[:-1], view.shape[-1] * view.element_size())
             noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
             view.copy_(noise.view(view.dtype))
+
+
+def device_pool(
+    kind: str, *, row_elements: int, dtype: str, page_size: int, place: str
+) -> DeviceKVPool | DeviceMlaPool:
+    """A pool of either kind, with as many elements in a row."""
+    num_pages, torch_device = NUM_PAGES[page_size], torch.device(place)
+    if kind == "mha":
+        geometry = KVGeometry(
+            num_layers=2,
+            num_kv_heads=3,
+            head_dim=row_elements // 3,
+            dtype=dtype,
+            page_size=page_size,
+        )
+        return DeviceKVPool(geometry, num_pages=num_pages, torch_device=torch_device)
+    latent = MlaGeometry(
+        num_layers=2,
+        kv_lora_rank=row_elements - 2,
+        qk_rope_head_dim=2,
+        dtype=dtype,
+        page_size=page_size,
+    )
+    return DeviceMlaPool(latent, num_pages=num_pages, torch_device=torch_device)
 
 
 MakeBench: TypeAlias = Callable[..., Bench]
@@ -102,22 +122,25 @@ def make_bench() -> Iterator[MakeBench]:
 
     def make(
         *,
+        kind: str = "mha",
         layout: HostLayout = HostLayout.PAGE_FIRST,
         place: str = "cpu",
         dtype: str = "float32",
         page_size: int = 16,
-        head_dim: int = 16,
+        row_elements: int = 48,
         staging_bytes: int = 8 << 10,
         seed: int = 11,
     ) -> Bench:
-        geometry = KVGeometry(
-            num_layers=2, num_kv_heads=3, head_dim=head_dim, dtype=dtype, page_size=page_size
-        )
-        num_pages = NUM_PAGES[page_size]
         name, _, pinned = place.partition(" ")
-        device = DeviceKVPool(geometry, num_pages=num_pages, torch_device=torch.device(name))
+        device = device_pool(
+            kind, row_elements=row_elements, dtype=dtype, page_size=page_size, place=name
+        )
         host = create_host_pool(
-            geometry, num_pages=num_pages, layout=layout, pinned=bool(pinned), huge_pages=False
+            device.geometry,
+            num_pages=device.num_pages,
+            layout=layout,
+            pinned=bool(pinned),
+            huge_pages=False,
         )
         fill_randomly(device, seed)
         fill_randomly(host, seed + 1)
@@ -131,17 +154,12 @@ def make_bench() -> Iterator[MakeBench]:
 
 
 @pytest.fixture(
-    params=[
-        (layout, dtype, page_size)
-        for layout in HostLayout
-        for dtype in DTYPES
-        for page_size in NUM_PAGES
-    ],
-    ids=lambda case: f"{case[0].value}-{case[1]}-page{case[2]}",
+    params=itertools.product(KINDS, HostLayout, DTYPES, NUM_PAGES),
+    ids=lambda case: f"{case[0]}-{case[1].value}-{case[2]}-page{case[3]}",
 )
 def bench(request: pytest.FixtureRequest, make_bench: MakeBench, place: str) -> Bench:
-    layout, dtype, page_size = request.param
-    return make_bench(layout=layout, place=place, dtype=dtype, page_size=page_size)
+    kind, layout, dtype, page_size = request.param
+    return make_bench(kind=kind, layout=layout, place=place, dtype=dtype, page_size=page_size)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -194,12 +212,13 @@ def test_a_copy_of_one_layer_leaves_the_others(make_bench: MakeBench, layout: Ho
     np.testing.assert_array_equal(bench.snapshot(bench.host), expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", HostLayout)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_of_odd_size_are_copied_too(
-    make_bench: MakeBench, layout: HostLayout, dtype: str
+    make_bench: MakeBench, layout: HostLayout, dtype: str, kind: str
 ) -> None:
-    bench = make_bench(layout=layout, dtype=dtype, head_dim=5, page_size=1)
+    bench = make_bench(kind=kind, layout=layout, dtype=dtype, row_elements=15, page_size=1)
     assert bench.device.geometry.row_bytes == 30
     plan = bench.random_plan()
     source, expected = bench.snapshot(bench.device), bench.snapshot(bench.host)
@@ -269,10 +288,27 @@ def test_no_pages_can_be_copied(make_bench: MakeBench, layout: HostLayout) -> No
     np.testing.assert_array_equal(bench.snapshot(bench.host), before)
 
 
-def test_layer_bytes_are_those_of_k_and_v_of_one_layer(make_bench: MakeBench) -> None:
-    bench = make_bench(dtype="bfloat16", page_size=64)
+@pytest.mark.parametrize(("kind", "num_parts"), [("mha", 2), ("mla", 1)])
+def test_layer_bytes_are_those_of_all_parts_of_one_layer(
+    make_bench: MakeBench, kind: str, num_parts: int
+) -> None:
+    bench = make_bench(kind=kind, dtype="bfloat16", page_size=64)
     plan = bench.engine.plan(np.array([3, 9, 1]), np.array([0, 1, 2]))
-    assert bench.engine.layer_bytes(plan) == 2 * 3 * 64 * (3 * 16 * 2)
+    assert bench.engine.layer_bytes(plan) == num_parts * 3 * 64 * (48 * 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", HostLayout)
+def test_pages_of_one_token_are_not_copied_one_by_one(
+    make_bench: MakeBench, layout: HostLayout, kind: str
+) -> None:
+    bench = make_bench(kind=kind, layout=layout, page_size=1, staging_bytes=1 << 20)
+    num_pages = bench.device.num_pages
+    plan = bench.engine.plan(bench.rng.permutation(num_pages), bench.rng.permutation(num_pages))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        bench.write(plan)
+        bench.load(plan)
+    assert sum(event.count for event in profile.key_averages()) < num_pages / 4
 
 
 class ForeignPool:
@@ -285,11 +321,11 @@ class ForeignPool:
         shape = (num_pages * geometry.page_size, geometry.num_kv_heads, geometry.head_dim)
         self.k, self.v = [[torch.rand(shape) for _ in range(geometry.num_layers)] for _ in "kv"]
 
-    def key_pages(self, layer: int) -> torch.Tensor:
-        return self.k[layer].view(self.num_pages, -1, *self.k[layer].shape[1:])
-
-    def value_pages(self, layer: int) -> torch.Tensor:
-        return self.v[layer].view(self.num_pages, -1, *self.v[layer].shape[1:])
+    def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            rows.view(self.num_pages, -1, *rows.shape[1:])
+            for rows in (self.k[layer], self.v[layer])
+        )
 
     def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
         del counter
@@ -298,19 +334,23 @@ class ForeignPool:
 @pytest.mark.parametrize("layout", HostLayout)
 def test_an_engines_own_pool_can_be_a_side(make_bench: MakeBench, layout: HostLayout) -> None:
     host = make_bench(layout=layout).host
+    assert isinstance(host.geometry, KVGeometry)
     pool = ForeignPool(host.geometry, num_pages=7)
     device: DevicePool = pool
     engine = TorchTransferEngine(device, host)
     engine.write_layer(engine.plan(np.array([6, 0]), np.array([1, 90])), 0)
-    assert torch.equal(host.key_pages(0)[90], pool.k[0][:16])
-    assert torch.equal(host.value_pages(0)[1], pool.v[0][6 * 16 :])
+    keys, values = host.layer_parts(0)
+    assert torch.equal(keys[90], pool.k[0][:16])
+    assert torch.equal(values[1], pool.v[0][6 * 16 :])
 
 
 def test_pools_of_different_geometry_are_refused(make_bench: MakeBench) -> None:
-    host = make_bench().host
-    other = dataclasses.replace(host.geometry, num_layers=3)
-    with pytest.raises(ConfigError, match="device pool and host pool differ"):
-        TorchTransferEngine(ForeignPool(other, num_pages=2), host)
+    mha, mla = make_bench(kind="mha"), make_bench(kind="mla")
+    assert isinstance(mha.host.geometry, KVGeometry)
+    other = dataclasses.replace(mha.host.geometry, num_layers=3)
+    for device in (ForeignPool(other, num_pages=2), mla.device):
+        with pytest.raises(ConfigError, match="device pool and host pool differ"):
+            TorchTransferEngine(device, mha.host)
 
 
 @pytest.mark.parametrize("wrong", [-1, NUM_PAGES[16]])
@@ -320,78 +360,3 @@ def test_a_page_outside_its_pool_is_refused(make_bench: MakeBench, wrong: int, s
     sides[side][1] = wrong
     with pytest.raises(OwnershipError, match=f"1 pages are not in the {side} pool .*{wrong}"):
         make_bench().engine.plan(sides["device"], sides["host"])
-
-
-@pytest.mark.parametrize(
-    ("device", "host", "message"),
-    [
-        ([1, 2], [3], "2 device pages for 1 host pages"),
-        ([5, 2, 5], [1, 2, 3], "device page 5 comes twice"),
-        ([1, 2, 3], [7, 4, 7], "host page 7 comes twice"),
-    ],
-)
-def test_pages_that_are_not_one_to_one_are_refused(
-    device: list[int], host: list[int], message: str
-) -> None:
-    with pytest.raises(TransferError, match=message):
-        TransferPlan.pair(np.array(device), np.array(host), min_run_pages=1)
-
-
-def test_a_plan_keeps_its_pages_when_the_caller_changes_the_arrays() -> None:
-    device, host = np.array([4, 9]), np.array([2, 5])
-    plan = TransferPlan.pair(device, host, min_run_pages=1)
-    device[:], host[:] = 0, 1
-    assert plan.device_pages.tolist() == [4, 9]
-    assert plan.host_pages.tolist() == [2, 5]
-    assert [(run.device.start, run.host.start) for run in plan.runs] == [(4, 2), (9, 5)]
-    for kept in (plan.device_pages, plan.host_pages):
-        with pytest.raises(ValueError, match="read-only"):
-            kept[0] = 1
-
-
-Pairs: TypeAlias = list[tuple[int, int]]
-
-
-@st.composite
-def paired_pages(draw: st.DrawFn) -> Pairs:
-    """Blocks of pages that are consecutive on both sides, in any order on each side."""
-    lengths = draw(st.lists(st.integers(1, 5), max_size=6))
-    pairs: Pairs = []
-    starts = np.cumsum([0, *lengths]).tolist()
-    device_start = 0
-    for block in draw(st.permutations(range(len(lengths)))):
-        for page in range(lengths[block]):
-            pairs.append((device_start + page, starts[block] + page))
-        device_start += lengths[block]
-    return draw(st.permutations(pairs))
-
-
-def longest_runs(pairs: Pairs) -> list[Pairs]:
-    runs: list[Pairs] = []
-    for device, host in sorted(pairs, key=lambda pair: pair[1]):
-        if runs and runs[-1][-1] == (device - 1, host - 1):
-            runs[-1].append((device, host))
-        else:
-            runs.append([(device, host)])
-    return runs
-
-
-def numbers(pages: slice) -> range:
-    return range(pages.start, pages.stop)
-
-
-@given(pairs=paired_pages(), min_run_pages=st.integers(1, 6))
-@settings(deadline=None)
-def test_a_plan_splits_its_pairs_into_the_longest_runs_and_the_rest(
-    pairs: Pairs, min_run_pages: int
-) -> None:
-    device, host = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    plan = TransferPlan.pair(device, host, min_run_pages=min_run_pages)
-    expected = longest_runs(pairs)
-    assert [
-        list(zip(numbers(run.device), numbers(run.host), strict=True)) for run in plan.runs
-    ] == [run for run in expected if len(run) >= min_run_pages]
-    scattered = zip(plan.scattered_device.tolist(), plan.scattered_host.tolist(), strict=True)
-    assert list(scattered) == [pair for run in expected if len(run) < min_run_pages for pair in run]
-    everything = zip(plan.device_pages.tolist(), plan.host_pages.tolist(), strict=True)
-    assert list(everything) == sorted(pairs, key=lambda pair: pair[1])

@@ -1,0 +1,92 @@
+"""What the device pools (L1) of all kinds of rows have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from hicache.device.host_memory import available_host_memory_bytes
+from hicache.errors import CapacityError, ConfigError
+
+if TYPE_CHECKING:
+    from hicache.layout import PageGeometry
+    from hicache.pools.base import LayerCounter
+
+__all__ = ["DevicePages"]
+
+
+class DevicePages:
+    """The rows of every layer for `num_pages` pages, zero at first; the base of device pools.
+
+    Whoever reads a layer through a `get_*` method of a pool waits for that layer's loads first, as
+    the registered counter says. `layer_parts` is for copy engines and does not wait.
+
+    Args:
+        geometry: what one page is.
+        num_pages: size of the pool.
+        torch_device: where the tensors live.
+
+    Raises:
+        ConfigError: `num_pages` is below 1.
+        CapacityError: the device cannot give that much memory.
+    """
+
+    def __init__(
+        self, geometry: PageGeometry, *, num_pages: int, torch_device: torch.device
+    ) -> None:
+        if num_pages < 1:
+            raise ConfigError(f"num_pages must be at least 1, not {num_pages}")
+        self.geometry = geometry
+        self.num_pages = num_pages
+        self.torch_device = torch_device
+        pages = _zeros(geometry, num_pages, torch_device)
+        # A view costs microseconds to make and the model asks for one per layer and step.
+        self._layer_parts = [layer.unbind(0) for layer in pages.unbind(1)]
+        self._layer_rows = [layer.unbind(0) for layer in pages.flatten(2, 3).unbind(1)]
+        self._counter: LayerCounter | None = None
+
+    def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
+        """Let every reader of a layer wait for `counter` first; `None` ends that."""
+        self._counter = counter
+
+    def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Return each part of `layer` as a view `[num_pages, page_size, num_heads, dim]`.
+
+        Never waits: it is for those who bring the bytes.
+        """
+        return self._layer_parts[layer]
+
+    def _rows(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Wait for `layer`, then return each part as `[num_pages * page_size, num_heads, dim]`."""
+        if self._counter is not None:
+            self._counter.wait_until(layer)
+        return self._layer_rows[layer]
+
+
+def _zeros(geometry: PageGeometry, num_pages: int, torch_device: torch.device) -> torch.Tensor:
+    """Return `[num_parts, num_layers, num_pages, page_size, num_heads, dim]`, all zero."""
+    wanted_bytes = num_pages * geometry.page_bytes
+    advice = "use fewer pages, or give the process more memory"
+    # A CPU promises any amount and kills the process when it is used.
+    if torch_device.type == "cpu" and wanted_bytes > (available := available_host_memory_bytes()):
+        raise CapacityError(
+            f"a device pool of {num_pages} pages needs {wanted_bytes} bytes, {available} are "
+            f"available; {advice}"
+        )
+    shape = (
+        geometry.num_parts,
+        geometry.num_layers,
+        num_pages,
+        geometry.page_size,
+        *geometry.row_shape,
+    )
+    try:
+        # Written now: zeros of the operating system would be paid for by the first requests.
+        pool = torch.empty(shape, dtype=getattr(torch, geometry.dtype), device=torch_device)
+        return pool.zero_()
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"{torch_device} cannot give {wanted_bytes} bytes for a device pool of {num_pages} "
+            f"pages ({error}); {advice}"
+        ) from error

@@ -1,0 +1,318 @@
+"""The controller against a moving side that does only what the test says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hicache.config import HiCacheConfig, PrefetchConfig, StorageConfig
+from hicache.controller import HiCacheController
+from hicache.controller.controller import _MAX_WRITES_IN_FLIGHT
+from hicache.controller.records import (
+    CopyResult,
+    LoadJob,
+    PagesResult,
+    PersistJob,
+    Phase,
+    PrefetchJob,
+    QueryJob,
+    QueryResult,
+    WriteJob,
+)
+from hicache.pools import PageAllocator
+from hicache.radix import CopyKind, RadixKey, RadixTree, Ticket
+from hicache.ranks import SingleRank
+from hicache.types import PageHash, PageOutcome
+
+if TYPE_CHECKING:
+    from hicache.controller import PrefetchOperation
+    from hicache.controller.records import Job, Result, StorageJob
+    from hicache.types import IntArray, OperationId
+
+STORAGE = StorageConfig(
+    backend="any", model_name="m", weights_revision="1", max_inflight_persist_operations=2
+)
+HASHES = [PageHash(bytes([index]) * 32) for index in range(4)]
+FAILED, OK = PageOutcome.FAILED, PageOutcome.OK
+
+
+class RecordingMover:
+    """Keeps jobs; `results` is what the next `poll` gives."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.ended: list[OperationId] = []
+        self.results: list[Result] = []
+        self.next_producer = 0
+
+    def submit_write(self, job: WriteJob) -> None:
+        self.jobs.append(job)
+
+    def submit_load(self, job: LoadJob) -> int:
+        if self.next_producer >= 0:
+            self.jobs.append(job)
+        return self.next_producer
+
+    def submit_storage(self, job: StorageJob) -> None:
+        self.jobs.append(job)
+
+    def end(self, operation_id: OperationId) -> None:
+        self.ended.append(operation_id)
+
+    def poll(self) -> list[Result]:
+        results, self.results = self.results, []
+        return results
+
+    def attach_storage(self, config: StorageConfig) -> None:
+        pass
+
+    def detach_storage(self, timeout_seconds: float) -> bool:
+        return True
+
+    def clear_storage(self) -> int:
+        return 0
+
+    def close(self, timeout_seconds: float) -> bool:
+        return True
+
+    def finish(self, *, good: bool = True) -> None:
+        """Let the job submitted last, a copy, come to its end."""
+        job = self.jobs[-1]
+        self.results.append(
+            CopyResult(
+                operation_id=job.operation_id,
+                generation=job.generation,
+                good=good,
+                num_bytes=100,
+                seconds=0.5,
+            )
+        )
+
+
+class Bench:
+    """A controller over 8 device pages and 8 host pages."""
+
+    def __init__(self, *, prefetch: PrefetchConfig | None = None) -> None:
+        self.mover = RecordingMover()
+        self.device, self.host = PageAllocator(8), PageAllocator(8)
+        self.tree = RadixTree(4)
+        self.controller = HiCacheController(
+            HiCacheConfig(page_size=4, storage=STORAGE, prefetch=prefetch or PrefetchConfig()),
+            device_allocator=self.device,
+            host_allocator=self.host,
+            mover=self.mover,
+            ranks=SingleRank(),
+        )
+
+    def ticket(self) -> Ticket:
+        ticket = self.tree.begin_prefetch(self.tree.root, 4)
+        assert ticket is not None
+        return ticket
+
+    def prefetch(self) -> PrefetchOperation:
+        return self.controller.prefetch(
+            "r", key=RadixKey([]), anchor=self.tree.root, ticket=self.ticket(), hashes=HASHES
+        )
+
+    def pages_result(self, operation: OperationId, num_good: int, phase: Phase) -> None:
+        self.mover.results.append(
+            PagesResult(
+                operation_id=operation,
+                generation=0,
+                phase=phase,
+                num_good=num_good,
+                outcomes=((OK, num_good), (FAILED, 1)),
+                num_bytes=num_good * 10,
+                seconds=0.25,
+            )
+        )
+
+
+def pages(*ids: int) -> IntArray:
+    return np.array(ids, dtype=np.int64)
+
+
+def test_writes_queued_together_are_one_job_in_the_order_of_their_priorities() -> None:
+    bench = Bench()
+    for first, priority in ((0, None), (1, 5), (2, 3), (3, None)):
+        assert bench.controller.write(pages(first), priority=priority) is not None
+    bench.controller.start_writing()
+    bench.controller.start_writing()
+    (job,) = bench.mover.jobs
+    assert isinstance(job, WriteJob)
+    assert job.device_pages.tolist() == [2, 1, 0, 3]
+    assert job.host_pages.tolist() == [2, 1, 0, 3]
+    assert job.node_ids == (-1, -1, -1, -1)
+    bench.mover.finish()
+    ((ack, good),) = bench.controller.collect().writes
+    assert (len(ack.operations), good) == (4, 1)
+    assert bench.controller.num_in_flight == 0
+
+
+def test_a_copy_that_finds_no_pages_is_not_queued() -> None:
+    bench = Bench()
+    assert bench.controller.write(pages(*range(8))) is not None
+    assert bench.controller.write(pages(0)) is None
+    assert bench.controller.load(pages(*range(8))) is not None
+    assert bench.controller.load(pages(0)) is None
+    assert bench.controller.load(pages(0), device_pages=pages(3)) is not None
+    assert bench.controller.num_in_flight == 3
+
+
+def test_copies_own_their_target_pages_until_they_have_ended() -> None:
+    bench = Bench()
+    bench.controller.write(pages(7, 6))
+    bench.controller.load(pages(5))
+    assert [[p.tolist() for p in side] for side in bench.controller.owned_pages()] == [
+        [[0]],
+        [[0, 1]],
+    ]
+    bench.controller.start_writing()
+    bench.mover.finish()
+    assert len(bench.controller.owned_pages()[1]) == 1
+    bench.controller.collect()
+    assert bench.controller.owned_pages()[1] == []
+
+
+def test_jobs_on_the_write_stream_are_bounded_and_what_waits_is_merged() -> None:
+    bench = Bench()
+    bench.controller.host_allocator = PageAllocator(1000)
+    for _ in range(_MAX_WRITES_IN_FLIGHT + 10):
+        bench.controller.write(pages(0))
+        bench.controller.start_writing()
+    assert len(bench.mover.jobs) == _MAX_WRITES_IN_FLIGHT
+    assert bench.controller.num_in_flight == _MAX_WRITES_IN_FLIGHT + 10
+    bench.mover.results.append(
+        CopyResult(operation_id=0, generation=0, good=True, num_bytes=0, seconds=0.0)  # type: ignore[arg-type]
+    )
+    bench.controller.collect()
+    bench.controller.start_writing()
+    last = bench.mover.jobs[-1]
+    assert isinstance(last, WriteJob)
+    assert len(last.device_pages) == 10
+
+
+def test_a_load_stays_queued_while_the_moving_side_has_no_slot() -> None:
+    bench = Bench()
+    assert bench.controller.start_loading() == -1
+    bench.controller.load(pages(0))
+    bench.mover.next_producer = -1
+    assert bench.controller.start_loading() == -1
+    assert bench.controller.num_in_flight == 1
+    bench.mover.next_producer = 3
+    assert bench.controller.start_loading() == 3
+    bench.mover.finish(good=False)
+    assert [good for _, good in bench.controller.collect().loads] == [0]
+
+
+def test_one_slot_is_left_to_the_batch_that_runs() -> None:
+    bench = Bench()
+    for _ in range(4):
+        assert bench.controller.can_start_loading
+        bench.controller.load(pages(0))
+        bench.controller.start_loading()
+    assert not bench.controller.can_start_loading
+
+
+def test_copies_that_no_job_carries_can_be_dropped() -> None:
+    bench = Bench()
+    bench.controller.write(pages(0))
+    bench.controller.start_writing()
+    write, load = bench.controller.write(pages(1)), bench.controller.load(pages(2))
+    assert bench.controller.drop_queued() == [write, load]
+    assert bench.controller.num_in_flight == 1
+
+
+def test_a_prefetch_owns_its_pages_from_the_start_of_the_read_until_they_are_released() -> None:
+    bench = Bench()
+    operation = bench.prefetch()
+    query = bench.mover.jobs[-1]
+    assert isinstance(query, QueryJob)
+    assert query.hashes == tuple(HASHES)
+    bench.mover.results.append(
+        QueryResult(
+            operation_id=query.operation_id,
+            generation=0,
+            phase=Phase.ENDED,
+            num_pages=3,
+            seconds=0.0,
+        )
+    )
+    assert bench.controller.collect().queries == [(operation, 3)]
+    bench.controller.start_prefetch(operation, pages(4, 2, 6))
+    read = bench.mover.jobs[-1]
+    assert isinstance(read, PrefetchJob)
+    assert (read.operation_id, read.hashes) == (query.operation_id, tuple(HASHES[:3]))
+    assert bench.controller.num_prefetch_pages == 3
+    bench.pages_result(read.operation_id, 2, Phase.RUNNING)
+    assert bench.controller.collect().prefetches == []
+    bench.controller.terminate_prefetch(operation)
+    assert bench.mover.ended == [read.operation_id]
+    assert bench.controller.collect().prefetches == [(operation, 2)]
+    operation.closed, operation.host_pages = True, pages(6)
+    assert bench.controller.collect().released == []
+    assert [p.tolist() for p in bench.controller.owned_pages()[1]] == [[6]]
+    bench.pages_result(read.operation_id, 2, Phase.ENDED)
+    assert bench.controller.collect().released == [operation]
+    assert bench.controller.num_in_flight == 0
+
+
+def test_a_reset_begins_a_new_generation_and_ends_the_prefetches_of_the_old_one() -> None:
+    bench = Bench()
+    old = bench.prefetch()
+    bench.controller.reset()
+    assert bench.mover.ended == [old.operation_id]
+    assert bench.controller.collect().queries == [(old, 0)]
+    bench.prefetch()
+    assert [job.generation for job in bench.mover.jobs] == [0, 1]
+
+
+def test_persists_beyond_the_bound_are_refused() -> None:
+    bench = Bench()
+    operations = [
+        bench.controller.write_storage(
+            pages(0), ticket=bench.ticket(), hashes=HASHES[:1], parent_hash=b""
+        )
+        for _ in range(3)
+    ]
+    assert operations[2] is None
+    assert len(bench.mover.jobs) == 2
+    first = bench.mover.jobs[0]
+    assert isinstance(first, PersistJob)
+    bench.pages_result(first.operation_id, 1, Phase.ENDED)
+    assert bench.controller.collect().persists == [(operations[0], 1)]
+
+
+@pytest.mark.parametrize("held_pages", [0, 1, 4])
+@pytest.mark.parametrize("limit", [None, 1, 6])
+def test_the_budget_refuses_only_beside_another_prefetch(
+    held_pages: int, limit: int | None
+) -> None:
+    bench = Bench(prefetch=PrefetchConfig(max_inflight_pages=limit))
+    if held_pages:
+        bench.controller.start_prefetch(bench.prefetch(), pages(*range(held_pages)))
+    most = 4 if limit is None else limit
+    for asked in range(1, 9):
+        refused = held_pages > 0 and held_pages + asked > most
+        assert bench.controller.prefetch_rate_limited(asked) is refused
+
+
+def test_stats_only_grow_and_name_what_went_wrong() -> None:
+    bench = Bench()
+    for good in (True, False):
+        bench.controller.write(pages(0))
+        bench.controller.start_writing()
+        bench.mover.finish(good=good)
+    operation = bench.controller.write_storage(
+        pages(0), ticket=bench.ticket(), hashes=HASHES[:1], parent_hash=b""
+    )
+    assert operation is not None
+    bench.pages_result(operation.operation_id, 3, Phase.ENDED)
+    bench.controller.collect()
+    write, persist = (bench.controller.stats[kind] for kind in (CopyKind.WRITE, CopyKind.PERSIST))
+    assert (write.num_operations, write.num_bytes, write.seconds) == (2, 200, 1.0)
+    assert write.outcomes == {"ok": 1, "failed": 1}
+    assert (persist.num_operations, persist.num_bytes) == (1, 30)
+    assert persist.outcomes == {"ok": 3, "failed": 1}
