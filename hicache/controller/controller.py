@@ -230,13 +230,13 @@ class HiCacheController:
             return None
         if len(self._persists) >= self._storage.max_inflight_persist_operations:
             return None
-        operation = StorageOperation(self._new_id(), ticket)
+        operation = StorageOperation(self._new_id(), ticket, hashes=tuple(hashes))
         self._persists[operation.operation_id] = operation
         self._mover.submit_storage(
             PersistJob(
                 operation_id=operation.operation_id,
                 generation=self.generation,
-                hashes=tuple(hashes),
+                hashes=operation.hashes,
                 parent_hash=parent_hash,
                 host_pages=host_pages,
             )

@@ -48,12 +48,18 @@ class HiCacheAck:
 
 @dataclasses.dataclass(eq=False)
 class StorageOperation:
-    """One persist: protects its host pages until storage has let go of them."""
+    """One persist: protects its host pages until storage has let go of them.
+
+    Attributes:
+        hashes: of its pages, in order.
+        num_good: leading pages that are stored.
+    """
 
     operation_id: OperationId
     ticket: Ticket
     num_good: int = 0
     phase: Phase = Phase.RUNNING
+    hashes: tuple[PageHash, ...] = ()
 
     def take(self, result: QueryResult | PagesResult) -> None:
         """Keep what a batch has brought."""
@@ -76,6 +82,7 @@ class PrefetchOperation:
         hashes: of all pages asked for, in order.
         num_good: leading pages that have arrived and were verified; only ever grows.
         num_hits: pages that storage holds, once known.
+        wanted: its request could run now and waits for nothing else.
         terminated: somebody wants it to end with what it has.
         closed: its pages were given to the tree.
     """
@@ -89,6 +96,7 @@ class PrefetchOperation:
     host_pages: IntArray | None = None
     num_good: int = 0
     num_hits: int | None = None
+    wanted: bool = False
     terminated: bool = False
     closed: bool = False
     phase: Phase = Phase.RUNNING

@@ -52,12 +52,12 @@ class LayerWeights:
     down: torch.Tensor
 
 
-ConfigT = TypeVar("ConfigT", bound=ModelConfig)
-LayerT = TypeVar("LayerT", bound=LayerWeights)
+_ConfigT = TypeVar("_ConfigT", bound=ModelConfig)
+_LayerT = TypeVar("_LayerT", bound=LayerWeights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class ModelWeights(Generic[LayerT]):
+class ModelWeights(Generic[_LayerT]):
     """All weights of a model.
 
     Attributes:
@@ -68,11 +68,11 @@ class ModelWeights(Generic[LayerT]):
     """
 
     embedding: torch.Tensor
-    layers: tuple[LayerT, ...]
+    layers: tuple[_LayerT, ...]
     final_norm: torch.Tensor
     lm_head: torch.Tensor
 
-    def to(self, *, dtype: torch.dtype, device: torch.device) -> ModelWeights[LayerT]:
+    def to(self, *, dtype: torch.dtype, device: torch.device) -> ModelWeights[_LayerT]:
         """Return the weights as `dtype` on `device`; norms stay float32, tied tensors tied.
 
         Tensors that are already there are shared with the result, not copied.
@@ -86,7 +86,7 @@ class ModelWeights(Generic[LayerT]):
         )
 
 
-class Decoder(ABC, Generic[ConfigT, LayerT]):
+class Decoder(ABC, Generic[_ConfigT, _LayerT]):
     """A decoder that computes over a paged KV pool: a `hicache.engine.model.Model`.
 
     Stateless between calls: everything a sequence leaves behind is in the pool. Logits of a
@@ -106,8 +106,8 @@ class Decoder(ABC, Generic[ConfigT, LayerT]):
 
     def __init__(
         self,
-        config: ConfigT,
-        weights: ModelWeights[LayerT],
+        config: _ConfigT,
+        weights: ModelWeights[_LayerT],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -203,7 +203,7 @@ def _rotations(config: ModelConfig) -> torch.Tensor:
     return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
 
-def _convert(layer: LayerT, dtype: torch.dtype, device: torch.device) -> LayerT:
+def _convert(layer: _LayerT, dtype: torch.dtype, device: torch.device) -> _LayerT:
     """Return the layer's projections as `dtype` and its norms as float32, on `device`."""
     tensors = {field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)}
     return dataclasses.replace(

@@ -49,6 +49,8 @@ class Request:
         max_new_tokens: tokens to generate at most.
         stop_ids: tokens that end the answer; the token itself is part of the output.
         extra_key, cache_salt: see `RadixKey`.
+        cacheable: whether the cache may keep what is computed for it; what the cache has already,
+            it uses all the same.
 
     Attributes:
         output_ids: tokens generated so far.
@@ -67,12 +69,14 @@ class Request:
         stop_ids: Sequence[int] = (),
         extra_key: str | None = None,
         cache_salt: str | None = None,
+        cacheable: bool = True,
     ) -> None:
         self.request_id = request_id
         self.prompt_key = RadixKey(prompt_ids, extra_key=extra_key, cache_salt=cache_salt)
         self.prompt_ids = list(prompt_ids)
         self.max_new_tokens = max_new_tokens
         self.stop_ids = frozenset(stop_ids)
+        self.cacheable = cacheable
         self.output_ids: list[int] = []
         self.choices: list[TokenChoice] = []
         self.finish_reason: FinishReason | None = None

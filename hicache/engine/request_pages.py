@@ -50,9 +50,12 @@ class RequestPages:
         return True
 
     def insert(self, request: Request, *, chunked: bool) -> None:
-        """Give the tree what is computed, and let the page table point at the tree's pages."""
+        """Give the tree what is computed, and let the page table point at the tree's pages.
+
+        Without a cache, or for a request that must not be cached, the pages stay the request's.
+        """
         cache = self._cache
-        if cache is None:
+        if cache is None or not request.cacheable:
             return
         key = request.computed_key()
         result = cache.insert(key, request.pages, request_id=request.request_id, chunked=chunked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ __all__ = ["HiRadixCache"]
 
 _STEPS_TO_END = 3
 """A prefetch that is answered needs a step each to begin, to be closed and to be released."""
+
+_FLUSH_STEP_SECONDS = 0.001
 
 
 class HiRadixCache:
@@ -176,6 +179,11 @@ class HiRadixCache:
     def prefetch_from_storage(self, request_id: RequestId, key: RadixKey) -> bool:
         """Begin to bring the pages of `key` that are in no memory from storage to the host.
 
+        Storage is asked once per call: what another instance is still writing can be found by a
+        later call. Until the request is admitted (`pop_prefetch_loaded_tokens`) or given up
+        (`release_aborted_request`), what was brought for it counts as needed: prefetches of
+        requests that `check_prefetch_progress` has not asked about do not push it out.
+
         Returns whether a prefetch is under way for the request; when not, `counters` say why.
         """
         self._check_thread()
@@ -208,12 +216,12 @@ class HiRadixCache:
         What storage is believed to hold is forgotten, so a store attached later is filled anew.
         """
         self.controller.detach_storage_backend(timeout_seconds)
-        self.tree.forget_persisted()
+        self._forget_store()
 
     def clear_storage_backend(self) -> int:
         """See `HiCacheController.clear_storage_backend`; forgets what storage held."""
         removed = self.controller.clear_storage_backend()
-        self.tree.forget_persisted()
+        self._forget_store()
         return removed
 
     # -- progress and life cycle -------------------------------------------------------------
@@ -231,6 +239,7 @@ class HiRadixCache:
         self._prefetcher.advance(finished, now=self._clock.now())
         for persist, num_good in finished.persists:
             self.tree.commit_persist(persist.ticket, num_good)
+            self._prefetcher.stored(persist.hashes[:num_good])
             self._returns.copy_ended(persist.ticket)
         self._writer.step()
 
@@ -266,8 +275,36 @@ class HiRadixCache:
         for operation in self.controller.drop_queued():
             self._drop_queued(operation)
 
+    def flush(self, timeout_seconds: float = 10.0) -> int:
+        """Bring all that storage lacks to it; blocks, and takes its own steps.
+
+        For an orderly end: `flush`, then `close`. Policies that write late leave what was never
+        evicted without a copy, and `close` does not wait for copies that have not begun. Prefixes
+        go from the root to the leaves, so that what is stored in time can be hit.
+
+        Ends when copies have brought nothing more. The time is counted in steps, so that all ranks
+        take as many.
+
+        Returns:
+            Pages that storage still lacks, at most; 0 without a store, as nothing could be done.
+        """
+        self._check_thread()
+        if self.controller.storage is None:
+            return 0
+        num_left = self._writer.write_unstored()
+        for _ in range(int(timeout_seconds / _FLUSH_STEP_SECONDS)):
+            if not self.num_in_flight:
+                before, num_left = num_left, self._writer.write_unstored()
+                if not num_left or num_left == before:
+                    break
+            self.check_hicache_events()
+            time.sleep(_FLUSH_STEP_SECONDS)
+        return num_left
+
     def close(self, timeout_seconds: float = 10.0) -> bool:
         """Stop everything in time, also when a backend call hangs.
+
+        What was not written yet is lost; see `flush`.
 
         Returns:
             False when a call still runs; the memory it uses stays mapped. A later `close` looks
@@ -286,6 +323,11 @@ class HiRadixCache:
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return device and host pages that outlive a reset for copies in flight, for checks."""
         return self._returns.held_pages()
+
+    def _forget_store(self) -> None:
+        """Forget what storage is believed to hold, and to lack."""
+        self.tree.forget_persisted()
+        self._prefetcher.forget_doubts()
 
     def _drop_queued(self, operation: CacheOperation) -> None:
         """End a copy that was never started."""

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache.hashing import TOKEN_BYTES, hash_pages
+from hicache.hiradix_cache.doubts import DoubtedPages
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Sequence
 
     from hicache.controller import HiCacheController
     from hicache.controller.agreement import Finished
     from hicache.controller.operations import PrefetchOperation
     from hicache.hiradix_cache.writing import HostWriter
     from hicache.radix import RadixKey, RadixNode, RadixTree
-    from hicache.types import IntArray, RequestId
+    from hicache.types import IntArray, PageHash, RequestId
 
 __all__ = ["Prefetcher"]
 
@@ -31,6 +33,10 @@ class Prefetcher:
     host; allocates host memory for exactly the hit; reads; and is closed when it has ended or was
     terminated: what has arrived goes into the tree, and the rest of its memory is released when
     storage has let go of it.
+
+    Before its request is asked about, no read begins that could only have room by giving up what
+    was brought for others that still wait; and none at all for a page that storage promised and
+    did not deliver, until it is stored anew.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Prefetcher:
         self._refused: dict[RequestId, RadixKey] = {}
         self._loaded_tokens: dict[RequestId, int] = {}
         self._deadlines: dict[RequestId, float] = {}
+        self._doubted = DoubtedPages()
 
     def begin(self, request_id: RequestId, key: RadixKey) -> bool:
         """See `HiRadixCache.prefetch_from_storage`."""
@@ -97,6 +104,7 @@ class Prefetcher:
         operation = self._by_request.get(request_id)
         if operation is None:
             return True
+        operation.wanted = True
         if best_effort:
             self._terminate(operation)
         return False
@@ -111,6 +119,14 @@ class Prefetcher:
     def pop_loaded_tokens(self, request_id: RequestId) -> int:
         """See `HiRadixCache.pop_prefetch_loaded_tokens`."""
         return self._loaded_tokens.pop(request_id, 0)
+
+    def stored(self, hashes: Sequence[PageHash]) -> None:
+        """Take note of pages that have just been persisted."""
+        self._doubted.remove(hashes)
+
+    def forget_doubts(self) -> None:
+        """Believe in every page again: the store has been emptied or changed."""
+        self._doubted.clear()
 
     def reset(self) -> None:
         """Forget every request; prefetches in flight end by themselves with void tickets."""
@@ -172,11 +188,13 @@ class Prefetcher:
         """Read the hit, wait for the budget, or end when it is not worth it or has no room."""
         void = operation.ticket.generation != self._tree.generation
         void |= self._controller.storage is None
+        num_hits = self._doubted.num_credible(operation.hashes[:num_hits])
         if void or operation.terminated or num_hits < self._threshold_pages:
             self._counters["prefetch_revoked"] += 1
             self._forget(operation)
             return
-        if self._controller.prefetch_rate_limited(num_hits):
+        crowded = not operation.wanted and self._is_crowded(num_hits)
+        if crowded or self._controller.prefetch_rate_limited(num_hits):
             # Its answer comes again next step; those that hold the budget end by their deadlines.
             return
         host_pages = self._writer.alloc_host(num_hits)
@@ -191,6 +209,13 @@ class Prefetcher:
             assert host_pages is not None
         self._controller.start_prefetch(operation, host_pages)
 
+    def _is_crowded(self, num_pages: int) -> bool:
+        """Whether room for `num_pages` would cost pages of requests that still wait."""
+        num_brought = sum(self._loaded_tokens.values()) // self._page_size
+        num_taken = num_brought + self._controller.num_prefetch_pages
+        num_host_pages = self._controller.host_allocator.num_pages
+        return num_brought > 0 and num_taken + num_pages > num_host_pages
+
     def _forget(self, operation: PrefetchOperation) -> None:
         """End a prefetch that owns no memory."""
         self._tree.commit_prefetch(operation.ticket, operation.key, _NONE, 0)
@@ -199,6 +224,8 @@ class Prefetcher:
 
     def _close(self, operation: PrefetchOperation, num_good: int) -> None:
         assert operation.host_pages is not None
+        if num_good < len(operation.host_pages):
+            self._doubt(operation, num_good)
         anchor_page = operation.ticket.first_page
         result = self._tree.commit_prefetch(
             operation.ticket, operation.key, operation.host_pages, num_good
@@ -207,7 +234,26 @@ class Prefetcher:
         arrived = max(0, result.node.end - anchor_page) if num_good else 0
         self._done(operation, arrived * self._page_size)
 
+    def _doubt(self, operation: PrefetchOperation, num_good: int) -> None:
+        """Let nobody else wait for the page that did not come, unless nobody waited for it."""
+        asked = _hashes_read(operation)
+        waited = self._by_request.get(operation.request_id) is operation
+        # One that another's doubt has ended says nothing about the page that it was at.
+        waited &= self._doubted.num_credible(asked) == len(asked)
+        if not waited or self._policy is PrefetchPolicy.BEST_EFFORT:
+            return
+        missing = asked[num_good]
+        self._doubted.add(missing)
+        for other in self._by_request.values():
+            if other is not operation and missing in _hashes_read(other):
+                self._terminate(other)
+
     def _done(self, operation: PrefetchOperation, num_tokens: int) -> None:
         if self._by_request.get(operation.request_id) is operation:
             self._forget_request(operation.request_id)
             self._loaded_tokens[operation.request_id] = num_tokens
+
+
+def _hashes_read(operation: PrefetchOperation) -> Sequence[PageHash]:
+    """Return the hashes of the pages that a prefetch reads; none before it is started."""
+    return operation.hashes[: 0 if operation.host_pages is None else len(operation.host_pages)]

@@ -99,9 +99,10 @@ class HostWriter:
         self._counters["evicted_device_pages"] += num_freed
         return EvictOutcome(num_freed, self._tree.num_pending_evict_pages)
 
-    def evict_host(self, num_pages: int) -> int:
-        """See `HiRadixCache.evict_host`."""
-        num_freed = self._returns.host(self._tree.evict_host(num_pages))
+    def evict_host(self, num_pages: int, *, keep_duplicates: bool = False) -> int:
+        """See `HiRadixCache.evict_host` and `RadixTree.evict_host`."""
+        pages = self._tree.evict_host(num_pages, keep_duplicates=keep_duplicates)
+        num_freed = self._returns.host(pages)
         self._counters["evicted_host_pages"] += num_freed
         return num_freed
 
@@ -124,6 +125,22 @@ class HostWriter:
                 self._write_ahead()
         self._controller.start_writing()
 
+    def write_unstored(self) -> int:
+        """Begin to bring to storage what it lacks, as far as the host has room.
+
+        Returns how many pages of the tree storage lacks.
+        """
+        unstored = [node for node in self._tree.nodes() if not node.persisted]
+        num_pages = sum(node.num_pages for node in unstored)
+        # First, so that making room on the host cannot take what only the host has.
+        for node in unstored:
+            if node.host_pages is not None:
+                self._persister.persist(node)
+        for node in unstored:
+            self.write_backup(node)
+        self._controller.start_writing()
+        return num_pages
+
     def finish(self, write: CacheOperation, *, good: bool) -> None:
         """Give the outcome of a write to the tree, and persist what has arrived."""
         assert write.ticket is not None
@@ -141,12 +158,16 @@ class HostWriter:
                 return
 
     def _write_ahead(self) -> None:
-        """Queue writes of the next victims, until a watermark's worth could go at once."""
-        for ticket in self._tree.begin_writes_ahead(self._watermark_pages):
-            if not self._queue(ticket):
-                self._drop(ticket)
+        """Queue writes of the next victims, until a watermark's worth could go at once.
 
-    def _queue(self, ticket: Ticket) -> bool:
+        Copies of what the device has too do not make room for them: those are other victims', and
+        victims would undo each other's writes for ever.
+        """
+        for ticket in self._tree.begin_writes_ahead(self._watermark_pages):
+            if not self._queue(ticket, keep_duplicates=True):
+                self._end(ticket, _NONE, 0)
+
+    def _queue(self, ticket: Ticket, *, keep_duplicates: bool = False) -> bool:
         """Queue the write of `ticket`; False, and nothing has happened, without host pages."""
         pages = self._tree.ticket_device_pages(ticket)
         if self._controller.write(pages, ticket=ticket) is not None:
@@ -154,7 +175,8 @@ class HostWriter:
         allocator = self._controller.host_allocator
         if len(pages) > allocator.num_pages:
             return False
-        self.evict_host(len(pages) - allocator.num_available)
+        missing = len(pages) - allocator.num_available
+        self.evict_host(missing, keep_duplicates=keep_duplicates)
         return self._controller.write(pages, ticket=ticket) is not None
 
     def _drop(self, ticket: Ticket) -> int:

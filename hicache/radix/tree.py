@@ -81,17 +81,18 @@ class RadixTree(CopyingTree):
             self.residency.refresh(node)
         return tickets
 
-    def evict_host(self, num_pages: int) -> IntArray:
+    def evict_host(self, num_pages: int, *, keep_duplicates: bool = False) -> IntArray:
         """Free at least `num_pages` host pages if possible and return them.
 
         Only nodes without host-backed children go, so what remains is always whole prefixes;
-        copies of what the device holds too go before sole copies.
+        copies of what the device holds too go before sole copies, or stay with `keep_duplicates`.
         """
         freed: list[IntArray] = []
         num_freed = 0
         while num_freed < num_pages:
             # A sole copy that went may have been all that kept a duplicate above it.
-            node = self.residency.pop(Queue.DUPLICATE) or self.residency.pop(Queue.SOLE)
+            node = None if keep_duplicates else self.residency.pop(Queue.DUPLICATE)
+            node = node or self.residency.pop(Queue.SOLE)
             if node is None:
                 break
             pages = self.residency.lose_host(node)

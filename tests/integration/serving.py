@@ -1,4 +1,4 @@
-"""A small serving workload over a tiny model, with the cache and without, for integration tests."""
+"""A small serving workload over tiny models, with the cache and without, for integration tests."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from hicache.config import HiCacheConfig
 from hicache.device import create_device
 from hicache.engine.engine import CacheHandle, Engine
 from hicache.engine.llama import LlamaModel
-from hicache.engine.model_config import tiny_config
+from hicache.engine.mla import MlaModel
+from hicache.engine.model_config import tiny_config, tiny_mla_config
 from hicache.engine.request import Request
-from hicache.engine.weights import random_weights
+from hicache.engine.weights import random_mla_weights, random_weights
 from hicache.hiradix_cache import create_hiradix_cache
-from hicache.layout import KVGeometry
-from hicache.pools import DeviceKVPool, PageAllocator
+from hicache.layout import KVGeometry, MlaGeometry, PageGeometry
+from hicache.pools import DeviceKVPool, DeviceMlaPool, PageAllocator
 from hicache.testing.invariants import check_system
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hicache.storage import StorageBackendFactory
 
 ANSWER_TOKENS = 32
 DEVICE_TOKENS = 768
@@ -37,24 +40,40 @@ class Variant:
     layout: str = "page_first"
     page_size: int = 16
     chunk_tokens: int = 96
+    attention: str = "mha"
+    dtype: str = "float32"
+    num_aborts: int = 3
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in dataclasses.astuple(self))
 
 
-def make_engine(variant: Variant, storage: Path | None) -> Engine:
+def make_model(variant: Variant) -> LlamaModel | MlaModel:
+    """Return the tiny model with the attention and element type of `variant`."""
+    dtype = getattr(torch, variant.dtype)
+    if variant.attention == "mha":
+        return LlamaModel(tiny_config(), random_weights(tiny_config(), 0), dtype=dtype)
+    return MlaModel(tiny_mla_config(), random_mla_weights(tiny_mla_config(), 0), dtype=dtype)
+
+
+def make_pool(geometry: PageGeometry, num_pages: int) -> DeviceKVPool | DeviceMlaPool:
+    """Return a device pool for the KV of either model."""
+    cpu = torch.device("cpu")
+    if isinstance(geometry, KVGeometry):
+        return DeviceKVPool(geometry, num_pages=num_pages, torch_device=cpu)
+    assert isinstance(geometry, MlaGeometry)
+    return DeviceMlaPool(geometry, num_pages=num_pages, torch_device=cpu)
+
+
+def make_engine(
+    variant: Variant, storage: Path | None, *, factory: StorageBackendFactory | None = None
+) -> Engine:
     """Return an engine with L1 below the working set; without a cache when `storage` is None."""
-    config = MODEL.config
-    geometry = KVGeometry(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype="float32",
-        page_size=variant.page_size,
-    )
+    model = make_model(variant)
     num_pages = DEVICE_TOKENS // variant.page_size
     device = create_device("cpu")
-    pool = DeviceKVPool(geometry, num_pages=num_pages, torch_device=device.torch_device)
+    geometry = model.config.geometry(dtype=variant.dtype, page_size=variant.page_size)
+    pool = make_pool(geometry, num_pages)
     allocator = PageAllocator(num_pages)
     handle = None
     if storage is not None:
@@ -67,7 +86,7 @@ def make_engine(variant: Variant, storage: Path | None) -> Engine:
                 "storage": {
                     "backend": "file",
                     "extra_config": {"path": str(storage)},
-                    "model_name": "tiny",
+                    "model_name": model.config.name,
                     "weights_revision": "seed 0",
                 },
                 "prefetch": {"threshold_tokens": variant.page_size},
@@ -75,11 +94,15 @@ def make_engine(variant: Variant, storage: Path | None) -> Engine:
         )
         handle = CacheHandle(
             *create_hiradix_cache(
-                cache_config, device=device, device_pool=pool, device_allocator=allocator
+                cache_config,
+                device=device,
+                device_pool=pool,
+                device_allocator=allocator,
+                factory=factory,
             )
         )
     return Engine(
-        MODEL,
+        model,
         pool,
         allocator,
         cache=handle,
@@ -89,9 +112,13 @@ def make_engine(variant: Variant, storage: Path | None) -> Engine:
 
 
 class Workload:
-    """Conversations that share a prefix, served together with requests that are aborted."""
+    """Conversations that share a prefix, served together with requests that are aborted.
+
+    What the conversations say depends on the seed and the answers alone, not on the aborts.
+    """
 
     def __init__(self, seed: int, *, num_users: int = 6) -> None:
+        self._seed = seed
         self._rng = random.Random(seed)
         system = self._tokens(70)
         self._history = [system + self._tokens(90) for _ in range(num_users)]
@@ -100,32 +127,45 @@ class Workload:
     def _tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(256) for _ in range(count)]
 
-    def serve_turn(self, engine: Engine, *, num_aborts: int = 0) -> list[Request]:
-        """Submit one more turn of every conversation at once and return the requests, ended."""
+    def serve_turn(
+        self, engine: Engine, *, num_aborts: int = 0, alone: bool = False
+    ) -> list[Request]:
+        """Serve one more turn of every conversation and return the requests, ended.
+
+        Args:
+            engine: serves them.
+            num_aborts: further requests, aborted at any moment; some end before that.
+            alone: whether requests come one by one, the aborted ones last, and the engine begins
+                each when all that it prefetches has come; else all come at once in any order.
+        """
         self._turn += 1
         requests = []
         for user, history in enumerate(self._history):
             history += self._tokens(12)
             requests.append(Request(f"{user}/{self._turn}", history, max_new_tokens=ANSWER_TOKENS))
-        doomed = [
-            Request(f"doomed {n}/{self._turn}", self._doomed_prompt(), max_new_tokens=ANSWER_TOKENS)
-            for n in range(num_aborts)
-        ]
+        storm = random.Random(f"{self._seed}/{self._turn}")
+        doomed = [self._doomed(storm, n) for n in range(num_aborts)]
         queue = requests + doomed
-        self._rng.shuffle(queue)
-        for request in queue:
-            engine.submit(request)
-        while engine.waiting or engine.running:
-            engine.step()
-            if doomed and self._rng.random() < 0.3:
-                engine.abort(doomed.pop().request_id)
+        if not alone:
+            storm.shuffle(queue)
+        for arrivals in [[request] for request in queue] if alone else [queue]:
+            for request in arrivals:
+                engine.submit(request)
+            assert not alone or engine.settle()
+            while engine.waiting or engine.running:
+                engine.step()
+                if doomed and storm.random() < 0.3:
+                    engine.abort(doomed.pop().request_id)
         for history, request in zip(self._history, requests, strict=True):
             history += request.output_ids
         return requests
 
-    def _doomed_prompt(self) -> list[int]:
-        history = self._rng.choice(self._history)
-        return history[: self._rng.randrange(1, len(history))] + self._tokens(40)
+    def _doomed(self, storm: random.Random, number: int) -> Request:
+        history = storm.choice(self._history)
+        prompt = history[: storm.randrange(1, len(history))]
+        prompt += [storm.randrange(256) for _ in range(40)]
+        name = f"doomed {number}/{self._turn}"
+        return Request(name, prompt, max_new_tokens=ANSWER_TOKENS)
 
 
 def answers_without_cache(requests: list[Request], plain: Engine) -> list[list[int]]:

@@ -78,6 +78,7 @@ def test_a_failed_load_is_computed_instead_and_publishes_nothing(
 
 
 def test_a_page_damaged_in_storage_shortens_the_hit_and_never_the_answer(tmp_path: Path) -> None:
+    """C041: storage promises 12 pages by their length and delivers 5."""
     first, plain = make_engine(Variant(), tmp_path), make_engine(Variant(), None)
     prompt = prompt_of(2, 200)
     first.run(Request("first", prompt, max_new_tokens=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from builders import PAGE, Rig, config_for, store_with, tokens
 from scripted_parts import GateAt, faulty_storage, injected, memory_storage
 
@@ -101,6 +102,29 @@ def test_writing_ahead_ends_when_enough_could_go_at_once() -> None:
             rig.step()
             rig.settle()
         assert num_written(rig) == 4
+
+
+@pytest.mark.parametrize("policy", [WRITE_BACK, BEHIND])
+def test_victims_do_not_undo_each_others_writes_for_ever(policy: WritePolicy) -> None:
+    config = config_for(8, write_policy=policy, write_watermark=0.7)
+    a, b, c = (RadixKey(tokens(*pages)) for pages in ((11, 12), (21, 22), (31, 32, 33)))
+    with Rig(config) as rig:
+        rig.insert(KEY)
+        rig.evict_device()  # the host holds 4 sole pages now
+        for key in (a, b):
+            rig.insert(key)
+            rig.step()
+            rig.settle()
+        rig.insert(c)
+        rig.match(a)
+        for _ in range(10):
+            rig.step()
+            rig.settle()
+        num_operations = rig.cache.controller.stats[CopyKind.WRITE].num_operations
+        for _ in range(20):
+            rig.step()
+            rig.settle()
+        assert rig.cache.controller.stats[CopyKind.WRITE].num_operations == num_operations
 
 
 def test_timeout_waits_for_a_base_time_and_a_time_per_token_then_takes_what_is_there() -> None:
