@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class TestFileStorage(DamageContract):
+    """C030 (empty batches), C099."""
+
     @pytest.fixture(autouse=True)
     def _make_root(self, tmp_path: Path) -> None:
         self.root = tmp_path

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 class TestMemoryStorage(DamageContract):
+    """C030 (empty batches), C099."""
+
     @pytest.fixture(autouse=True)
     def _make_store(self, config: HiCacheStorageConfig) -> None:
         self.store = PageStore()

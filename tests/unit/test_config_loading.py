@@ -38,6 +38,7 @@ BASE: dict[str, object] = {
     "prefetch_policy": "best_effort",
     "io_backend": "direct",
     "load_back_threshold_tokens": 11,
+    "write_watermark": 0.2,
     "num_load_slots": 2,
     "host.layout": "page_first",
     "host.ratio": 1.5,
@@ -52,6 +53,8 @@ BASE: dict[str, object] = {
     "storage.call_timeout_seconds": 1.0,
     "storage.max_inflight_persist_operations": 1,
     "prefetch.threshold_tokens": 1,
+    "prefetch.timeout_base_seconds": 2.0,
+    "prefetch.timeout_per_ki_token_seconds": 0.5,
     "prefetch.max_inflight_pages": 1,
 }
 
@@ -62,6 +65,7 @@ VARIABLES: dict[str, tuple[str, object]] = {
     "prefetch_policy": ("wait_complete", PrefetchPolicy.WAIT_COMPLETE),
     "io_backend": ("direct", IoBackend.DIRECT),
     "load_back_threshold_tokens": ("0", 0),
+    "write_watermark": ("0.25", 0.25),
     "num_load_slots": ("3", 3),
     "host.layout": ("layer_first", HostLayout.LAYER_FIRST),
     "host.ratio": ("3", 3.0),
@@ -76,6 +80,8 @@ VARIABLES: dict[str, tuple[str, object]] = {
     "storage.call_timeout_seconds": ("0.5", 0.5),
     "storage.max_inflight_persist_operations": ("7", 7),
     "prefetch.threshold_tokens": ("64", 64),
+    "prefetch.timeout_base_seconds": ("0.5", 0.5),
+    "prefetch.timeout_per_ki_token_seconds": ("0", 0.0),
     "prefetch.max_inflight_pages": ("100", 100),
 }  # fmt: skip
 

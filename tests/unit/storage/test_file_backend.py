@@ -189,7 +189,7 @@ def test_a_directory_in_place_of_a_page_is_a_failure_and_no_more(
 def test_a_damaged_page_replaced_meanwhile_is_left_alone(
     storage: FileStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader of the old file must not remove the new one."""
+    """Case C027: a reader of the old file must not remove the new one."""
     set_pages(storage)
     os.truncate(page_path(tmp_path, 0), 5000)
     fstat = os.fstat
@@ -230,6 +230,7 @@ def test_a_write_that_fails_half_way_leaves_nothing(
     error: int,
     outcome: PageOutcome,
 ) -> None:
+    """Case C018: fewer bytes taken than given, then no space."""
     set_pages(storage, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", fail_after_half(error))

@@ -119,6 +119,7 @@ def test_a_killed_writer_leaves_the_pages_it_had_finished_and_no_part_of_another
 def test_a_file_being_written_is_kept_while_its_writer_lives_and_removed_after_its_death(
     tmp_path: Path,
 ) -> None:
+    """Case C018."""
     body = """
         def write_half_and_hang(fd, buffers, writev=os.writev):
             writev(fd, [buffers[0], buffers[1][:1000]])
