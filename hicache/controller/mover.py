@@ -117,10 +117,7 @@ class LocalMover:
         stream, finished = self._write_stream, self._device.create_event()
         plans, stamps = self._plans(job), list[float]()
         self._start(stream, self._device.create_event(), stamps)
-        for layer in range(self._num_layers):
-            for pair, plan in zip(self._pairs, plans, strict=True):
-                if layer < pair.engine.num_layers:
-                    stream.enqueue(partial(pair.engine.write_layer, plan, layer))
+        stream.enqueue(partial(self._write_layers, plans))
         stream.enqueue(partial(self._stamp, stamps))
         stream.record(finished)
         self._writes.append(_Copy(job, self._num_bytes(plans), None, finished, stamps))
@@ -195,6 +192,13 @@ class LocalMover:
             pair.engine.layer_bytes(plan) * pair.engine.num_layers
             for pair, plan in zip(self._pairs, plans, strict=True)
         )
+
+    def _write_layers(self, plans: Sequence[TransferPlan]) -> None:
+        """Copy all layers; one piece of work, as nobody waits for a single one."""
+        for layer in range(self._num_layers):
+            for pair, plan in zip(self._pairs, plans, strict=True):
+                if layer < pair.engine.num_layers:
+                    pair.engine.write_layer(plan, layer)
 
     def _start(self, stream: Stream, started: Event, stamps: list[float]) -> None:
         """Let `stream` wait for what the model has enqueued, which may still use the pages.

@@ -115,6 +115,9 @@ class HiRadixCache:
         result = self.tree.insert(key, device_pages, count_from_page=counted)
         if chunked:
             self._counted_pages[request_id] = max(counted, result.end_page)
+        else:
+            # Whoever did not ask for it before its end does not want it.
+            self._prefetcher.pop_loaded_tokens(request_id)
         self._writer.after_insert(result)
         return result
 
