@@ -31,10 +31,12 @@ test: setup  ## lint, types, layers and all tests that need no GPU
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m 'not gpu'
 
-bench: setup  ## the benchmarks; results in build/bench
+bench: setup  ## the benchmarks, beside SGLang where it is installed; results in build/bench
 	mkdir -p build/bench
-	$(BIN)/python -m benchmarks tree --json build/bench/tree.json
-	$(BIN)/python -m benchmarks hash --json build/bench/hash.json
+	for name in tree hash copy controller e2e; do \
+	    $(BIN)/python -m benchmarks $$name --peers sglang --json build/bench/$$name.json || exit 1; \
+	done
+	$(BIN)/python -m benchmarks report build/bench --html build/bench/report.html
 
 clean:  ## remove what the targets made
 	rm -rf build $(VENV)

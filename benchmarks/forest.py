@@ -1,100 +1,141 @@
-"""A tree of many leaves, and what it must answer known from bookkeeping of its own."""
+"""Trees of many leaves: what is done to them, and what they must answer, known from outside."""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import os
+import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from benchmarks.harness import check
-from hicache.radix import MatchResult, RadixKey, RadixTree
+from hicache.radix import RadixKey, RadixTree
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
-    from hicache.types import IntArray
 
-__all__ = ["VOCABULARY", "Forest", "grown_bytes"]
+__all__ = ["VOCABULARY", "Cycle", "Forest", "Outcome", "grown_bytes", "run_cycle"]
 
 VOCABULARY = 128_000
 """Token ids are drawn from below this."""
 
 
-class Forest:
-    """A tree of leaves of one page, with the order of their use kept from outside.
-
-    Leaf `i` is in page `i`. One page is always spare: a new leaf takes it, the evicted one leaves
-    it. With a shared parent, all leaves are below a node of one more page.
-
-    What is done to `tree` has to be told to the `confirm_*` methods in the same order; each raises
-    `CheckFailed` when the tree's answer is not what it has to be.
+class Cycle(NamedTuple):
+    """Use some leaves, insert a new one, evict one page; and what has to come of it.
 
     Attributes:
-        tree: what is measured.
-        keys: by page; that of the spare page is not in the tree.
-        new_keys: keys that no leaf has had, without end.
-        spare: the page that no leaf is in.
+        chosen: pages of the leaves to match, lock and unlock.
+        keys: their keys.
+        new_key: what is inserted then.
+        new_path: the pages to insert it with.
+        evicted: the page that is least recently used afterwards.
     """
 
-    def __init__(
-        self,
-        num_leaves: int,
-        page_size: int,
-        *,
-        shared_parent: bool,
-        create_tree: Callable[[int], RadixTree],
-    ) -> None:
-        self.tree = create_tree(page_size)
-        self._parent_pages = np.array([num_leaves + 1] * shared_parent, dtype=np.int64)
-        self.new_keys = _random_keys(page_size, shared_parent=shared_parent)
-        self.keys = list(itertools.islice(self.new_keys, num_leaves + 1))
-        self.spare = num_leaves
+    chosen: Sequence[int]
+    keys: Sequence[RadixKey]
+    new_key: RadixKey
+    new_path: Sequence[int]
+    evicted: int
+
+
+class Outcome(NamedTuple):
+    """What a tree has made of a cycle.
+
+    Attributes:
+        matched: by leaf, the pages found.
+        present: pages of the new key that the tree said it had.
+        freed: pages that it gave back.
+        insert_us, evict_us, cycle_us: how long the insert, the eviction and all of it took.
+    """
+
+    matched: Sequence[Sequence[int]]
+    present: int
+    freed: Sequence[int]
+    insert_us: float
+    evict_us: float
+    cycle_us: float
+
+
+class Forest:
+    """What a tree of leaves of one page holds, and in which order they were used.
+
+    Leaf `i` is in page `i`. One page is always spare: a new leaf takes it, the evicted one leaves
+    it. With a shared parent, all leaves are below a node of one more page. There is no tree in it:
+    several can be planted and taken through the same cycles.
+
+    Attributes:
+        head: pages above every leaf.
+    """
+
+    def __init__(self, num_leaves: int, page_size: int, *, shared_parent: bool) -> None:
+        self.head = [num_leaves + 1] * shared_parent
+        self._new_keys = _random_keys(page_size, shared_parent=shared_parent)
+        self._keys = list(itertools.islice(self._new_keys, num_leaves + 1))
+        self._spare = num_leaves
         # Least recently used first.
-        self._used: OrderedDict[int, None] = OrderedDict()
-        for page in range(num_leaves):
-            self.tree.insert(self.keys[page], self.path_pages(page))
-            self._used[page] = None
+        self._used = OrderedDict.fromkeys(range(num_leaves))
 
-    def take_spare(self, new_key: RadixKey) -> IntArray:
-        """Give the spare page to `new_key`; return the page ids to insert it with."""
-        self.keys[self.spare] = new_key
-        return self.path_pages(self.spare)
+    def leaves(self) -> Iterator[tuple[RadixKey, list[int]]]:
+        """Yield key and path of every leaf, to be planted in this order before any cycle."""
+        for page in self._used:
+            yield self._keys[page], [*self.head, page]
 
-    def path_pages(self, page: int) -> IntArray:
-        """Return the page ids on the path of the leaf in `page`."""
-        return np.append(self._parent_pages, page)
+    def next_cycle(self, rng: random.Random, *, num_matches: int) -> Cycle:
+        """Return the next cycle, of `num_matches` leaves drawn with replacement."""
+        last = len(self._keys) - 1
+        drawn = [rng.randrange(last) for _ in range(num_matches)]
+        chosen = [last if page == self._spare else page for page in drawn]
+        keys = [self._keys[page] for page in chosen]
+        for page in chosen:
+            self._used.move_to_end(page)
+        new_key, new_page = next(self._new_keys), self._spare
+        self._keys[new_page] = new_key
+        self._used[new_page] = None
+        self._spare, _ = self._used.popitem(last=False)
+        return Cycle(chosen, keys, new_key, [*self.head, new_page], self._spare)
 
-    def choose(self, rng: random.Random, count: int) -> list[int]:
-        """Return the pages of `count` random leaves, drawn with replacement."""
-        last = len(self.keys) - 1
-        drawn = [rng.randrange(last) for _ in range(count)]
-        return [last if page == self.spare else page for page in drawn]
+    def confirm(self, cycle: Cycle, outcome: Outcome) -> None:
+        """Raise `CheckFailed` unless `outcome` is what has to come of `cycle`."""
+        for page, found in zip(cycle.chosen, outcome.matched, strict=True):
+            check(found == [*self.head, page], f"match of page {page} gives {found}")
+        present, freed = outcome.present, outcome.freed
+        check(present == len(self.head), f"insert of a new leaf found {present} pages present")
+        check(
+            freed == [cycle.evicted],
+            f"evict freed {freed}, the least recently used is page {cycle.evicted}",
+        )
 
-    def confirm_match(self, page: int, match: MatchResult) -> None:
-        """Note the use of the leaf in `page`, of whose key `match` is the result."""
-        found = match.device_pages.tolist()
-        check(found == self.path_pages(page).tolist(), f"match of page {page} gives {found}")
-        self._used.move_to_end(page)
 
-    def confirm_insert(self, num_present: int) -> None:
-        """Note that the key of the spare page was inserted."""
-        expected = len(self._parent_pages)
-        check(num_present == expected, f"insert of a new leaf found {num_present} pages present")
-        self._used[self.spare] = None
-
-    def confirm_evict(self, freed: IntArray) -> None:
-        """Note that `freed` was evicted; it has to be the least recently used leaf."""
-        oldest = next(iter(self._used))
-        found = freed.tolist()
-        check(found == [oldest], f"evict freed {found}, the least recently used is page {oldest}")
-        del self._used[oldest]
-        self.spare = oldest
+def run_cycle(tree: RadixTree, cycle: Cycle) -> Outcome:
+    """Take `tree` through `cycle`; look at the end whether it knows the new leaf."""
+    new_key, new_pages, matches = cycle.new_key, np.array(cycle.new_path, dtype=np.int64), []
+    begin = time.perf_counter_ns()
+    for key in cycle.keys:
+        match = tree.match(key)
+        tree.lock(match.last_device_node)
+        tree.unlock(match.last_device_node)
+        matches.append(match)
+    before_insert = time.perf_counter_ns()
+    inserted = tree.insert(new_key, new_pages)
+    before_evict = time.perf_counter_ns()
+    freed = tree.evict(1).freed
+    end = time.perf_counter_ns()
+    found = tree.match(new_key).device_pages.tolist()
+    check(found == cycle.new_path, f"match of page {cycle.new_path[-1]}, just new, gives {found}")
+    return Outcome(
+        matched=[match.device_pages.tolist() for match in matches],
+        present=inserted.already_present_pages,
+        freed=freed.tolist(),
+        insert_us=(before_evict - before_insert) / 1e3,
+        evict_us=(end - before_evict) / 1e3,
+        cycle_us=(end - begin) / 1e3,
+    )
 
 
 def _random_keys(page_size: int, *, shared_parent: bool) -> Iterator[RadixKey]:

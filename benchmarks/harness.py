@@ -1,4 +1,4 @@
-"""What every benchmark shares: timing, results and their bars, the table, the JSON.
+"""What every benchmark shares: timing, results and their bars, the JSON.
 
 A benchmark is a list of steps. A step does its work, checks that the work was right, and returns
 what it measured; a figure of wrong work is no figure, so a failed check ends the run.
@@ -14,8 +14,6 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from hicache.engine.machine import machine_facts
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import TextIO
@@ -25,13 +23,12 @@ __all__ = [
     "CheckFailed",
     "Result",
     "Step",
+    "alternate",
     "check",
     "describe_noise",
-    "format_table",
     "run_steps",
     "summarise",
     "time_calls",
-    "to_json",
 ]
 
 _PROGRESS_WIDTH = 24
@@ -49,10 +46,13 @@ def check(condition: bool, message: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """What a figure has to reach: at most `limit`, or at least where higher is better."""
+    """What a figure has to reach: at most `limit`, or at least where higher is better.
+
+    A `ratio` is to be at least `limit`, and asks nothing of a figure without a peer.
+    """
 
     limit: float
-    statistic: Literal["median", "p99"] = "median"
+    statistic: Literal["median", "p99", "ratio"] = "median"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,17 @@ class Result:
 
     def meets(self, bar: Bar) -> bool:
         """Whether the figure reaches `bar`."""
-        value = getattr(self, bar.statistic)
-        return bool(value <= bar.limit if self.better == "lower" else value >= bar.limit)
+        if bar.statistic == "ratio":
+            return self.ratio is None or self.ratio >= bar.limit
+        value = self.median if bar.statistic == "median" else self.p99
+        return value <= bar.limit if self.better == "lower" else value >= bar.limit
 
-    def to_json(self) -> dict[str, object]:
-        """Return the figure as plain data; the bars are not part of it."""
+    def beside(self, peer: str, values: Sequence[float]) -> Result:
+        """Return this figure with the median of what `peer` reached at the same work."""
+        return dataclasses.replace(self, peer=peer, peer_median=statistics.median(values))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figure as plain data, which `from_json` reads back."""
         return {
             "name": self.name,
             "params": dict(self.params),
@@ -110,7 +116,14 @@ class Result:
             "peer": self.peer,
             "peer_median": self.peer_median,
             "ratio": self.ratio,
+            "bars": [dataclasses.asdict(bar) for bar in self.bars],
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        """Return the figure that `to_json` gave."""
+        fields = {name: value for name, value in data.items() if name != "ratio"}
+        return cls(**{**fields, "bars": tuple(Bar(**bar) for bar in data["bars"])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +148,29 @@ def time_calls(call: Callable[[], object], *, samples: int) -> list[float]:
         call()
         times[index] = clock() - begin
     return [nanoseconds / 1e3 for nanoseconds in times]
+
+
+def alternate(
+    ours: Callable[[int], Sequence[float]],
+    theirs: Callable[[int], Sequence[float]],
+    *,
+    samples: int,
+    rounds: int = 10,
+) -> tuple[list[float], list[float]]:
+    """Measure both in turn, so that what disturbs the machine for a while disturbs both.
+
+    Args:
+        ours: measures as many times as it is told and returns the values.
+        theirs: measures the same work of the peer.
+        samples: values of each, at least.
+        rounds: how often they take turns.
+    """
+    mine: list[float] = []
+    others: list[float] = []
+    for _ in range(rounds):
+        mine += ours(math.ceil(samples / rounds))
+        others += theirs(math.ceil(samples / rounds))
+    return mine, others
 
 
 def summarise(
@@ -194,62 +230,3 @@ def describe_noise() -> str:
         f"load average {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores, a fixed "
         f"loop takes {loop.median:.1f} us, its p99 {loop.p99:.1f} us"
     )
-
-
-def to_json(benchmark: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return the figures of one benchmark beside the facts about this machine, as plain data."""
-    return {
-        "benchmark": benchmark,
-        "machine": machine_facts(),
-        "results": [result.to_json() for result in results],
-    }
-
-
-def format_table(results: Sequence[Result]) -> str:
-    """Return the figures as aligned plain text, each with its bar and whether it is met.
-
-    The columns of the peer are there if any figure has one.
-    """
-    rows = [["name", "params", "median", "p99", "unit", "samples", "bar"]]
-    rows += [
-        [
-            result.name,
-            " ".join(f"{key}={_plain(value)}" for key, value in result.params.items()),
-            _number(result.median),
-            _number(result.p99),
-            result.unit,
-            str(result.samples),
-            "; ".join(_verdict(result, bar) for bar in result.bars) or "-",
-        ]
-        for result in results
-    ]
-    if any(result.peer for result in results):
-        rows[0] += ["peer", "peer median", "ratio"]
-        for row, result in zip(rows[1:], results, strict=True):
-            row += [result.peer or "-", _number(result.peer_median), _number(result.ratio)]
-    numeric = {"median", "p99", "samples", "peer median", "ratio"}
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(
-            cell.rjust(width) if title in numeric else cell.ljust(width)
-            for title, cell, width in zip(rows[0], row, widths, strict=True)
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _verdict(result: Result, bar: Bar) -> str:
-    sign = "<=" if result.better == "lower" else ">="
-    statistic = "" if bar.statistic == "median" else f"{bar.statistic} "
-    return f"{statistic}{sign} {bar.limit:g} {'met' if result.meets(bar) else 'NOT met'}"

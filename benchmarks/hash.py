@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.harness import Bar, Result, Step, check, summarise, time_calls
+from benchmarks.harness import Bar, Result, Step, alternate, check, summarise, time_calls
+from benchmarks.peers.sglang_process import pack
+from benchmarks.peers.sglang_rows import steps_beside
 from hicache.hashing import hash_pages
 from hicache.radix import RadixKey, RadixTree
 from hicache.types import PageHash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from benchmarks.peers.sglang_process import SglangProcess
+
+    Hasher = Callable[[bytes, int, bytes], list[PageHash]]
 
 __all__ = ["Sizes", "steps"]
 
@@ -47,26 +53,29 @@ class Sizes:
 def steps(
     *,
     quick: bool,
+    peers: frozenset[str] = frozenset(),
     sizes: Sizes | None = None,
-    hasher: Callable[[bytes, int, bytes], list[PageHash]] = hash_pages,
+    hasher: Hasher = hash_pages,
 ) -> list[Step]:
     """Return the parts of the benchmark.
 
     Args:
         quick: fewer samples.
+        peers: systems to run beside.
         sizes: instead of those that `quick` means.
         hasher: what is measured by the first part.
     """
     sizes = sizes or Sizes(samples=500 if quick else 2_000)
-    return [
+    parts = [
         Step("hash_pages", partial(_whole_prompt, sizes, hasher)),
         Step("page_hashes of an extension", partial(_extension, sizes)),
     ]
+    if "sglang" in peers:
+        parts += steps_beside("hash", partial(_beside_sglang, sizes, hasher))
+    return parts
 
 
-def _whole_prompt(
-    sizes: Sizes, hasher: Callable[[bytes, int, bytes], list[PageHash]]
-) -> list[Result]:
+def _whole_prompt(sizes: Sizes, hasher: Hasher) -> list[Result]:
     tokens = _tokens(sizes.tokens)
     data = RadixKey(tokens).data
     for prior in (b"", bytes(range(32))):
@@ -75,6 +84,28 @@ def _whole_prompt(
     times = time_calls(lambda: hasher(data, sizes.page_size, b""), samples=sizes.samples)
     params = {"tokens": sizes.tokens, "page_size": sizes.page_size}
     return [summarise("hash_pages", times, params=params, bars=(Bar(320),))]
+
+
+def _beside_sglang(sizes: Sizes, hasher: Hasher, peer: SglangProcess) -> list[Result]:
+    """Time the whole prompt beside SGLang's extension in C++."""
+    tokens, page_size = _tokens(sizes.tokens), sizes.page_size
+    data = RadixKey(tokens).data
+    expected = [one.hex() for one in _chain(tokens, page_size, b"")]
+    hashes = [one.hex() for one in hasher(data, page_size, b"")]
+    check(hashes == expected, "hash_pages gives other hashes")
+
+    def theirs(samples: int) -> list[float]:
+        answer = peer.call("hash", tokens=pack(tokens), page_size=page_size, samples=samples)
+        check(answer["hashes"] == expected, f"{peer.name} gives other hashes")
+        return list(answer["times"])
+
+    mine, others = alternate(
+        lambda samples: time_calls(lambda: hasher(data, page_size, b""), samples=samples),
+        theirs,
+        samples=sizes.samples,
+    )
+    params = {"tokens": sizes.tokens, "page_size": page_size}
+    return [summarise("hash_pages", mine, params=params).beside(peer.name, others)]
 
 
 def _extension(sizes: Sizes) -> list[Result]:

@@ -7,32 +7,22 @@ bookkeeping of the benchmark's own. Every tree is checked for broken invariants 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import multiprocessing
 import random
-import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from benchmarks.forest import VOCABULARY, Forest, grown_bytes
+from benchmarks.forest import Forest, grown_bytes, run_cycle
 from benchmarks.harness import Bar, CheckFailed, Result, Step, check, summarise, time_calls
-from hicache.config import HiCacheConfig, HostPoolConfig
-from hicache.device import create_device
-from hicache.hiradix_cache import HiRadixCache, create_hiradix_cache
-from hicache.layout import KVGeometry
-from hicache.pools import DeviceKVPool, PageAllocator
+from benchmarks.peers.sglang_rows import TreeRows, steps_beside
+from benchmarks.prompt import Prompt, cache_of, one_torch_thread
 from hicache.radix import RadixKey, RadixTree, check_tree
-from hicache.types import WritePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hicache.types import IntArray
+    from collections.abc import Callable
 
     CreateTree = Callable[[int], RadixTree]
 
@@ -53,6 +43,8 @@ class Sizes:
         evict_leaves: sizes of the trees that are evicted from, smallest first.
         evict_cycles: timed evictions for each of them.
         memory_leaves: leaves of the tree whose memory is measured.
+        peer_leaves: sizes of the trees that peers evict from beside hicache.
+        peer_samples: values that each of a pair gives.
     """
 
     tokens: int = 32_768
@@ -62,6 +54,17 @@ class Sizes:
     evict_leaves: tuple[int, ...] = (1_000, 10_000, 50_000, 100_000, 1_000_000)
     evict_cycles: int = 10_000
     memory_leaves: int = 200_000
+    peer_leaves: tuple[int, ...] = (1_000, 10_000, 50_000)
+    peer_samples: int = 1_000
+
+    def prompts(self) -> tuple[Prompt, Prompt]:
+        """Return the prompt as one run, and page by page, as a conversation grows."""
+        num_tokens, page_size = self.tokens, self.page_size
+        run, chain = (
+            Prompt.create(num_tokens=num_tokens, num_nodes=num_nodes, page_size=page_size)
+            for num_nodes in (1, num_tokens // page_size)
+        )
+        return run, chain
 
     @classmethod
     def quick(cls) -> Sizes:
@@ -71,31 +74,37 @@ class Sizes:
             evict_leaves=(1_000, 10_000, 50_000, 100_000),
             evict_cycles=2_000,
             memory_leaves=50_000,
+            peer_leaves=(1_000, 10_000),
+            peer_samples=100,
         )
 
 
 def steps(
-    *, quick: bool, sizes: Sizes | None = None, create_tree: CreateTree = RadixTree
+    *,
+    quick: bool,
+    peers: frozenset[str] = frozenset(),
+    sizes: Sizes | None = None,
+    create_tree: CreateTree = RadixTree,
 ) -> list[Step]:
     """Return the parts of the benchmark.
 
     Args:
         quick: smaller sizes and fewer samples.
+        peers: systems to run beside.
         sizes: instead of those that `quick` means.
         create_tree: from a page size, the tree that all parts but the slots' and the memory's use.
     """
     sizes = sizes or (Sizes.quick() if quick else Sizes())
-    run = _Prompt.create(sizes, 1)
-    chain = _Prompt.create(sizes, sizes.tokens // sizes.page_size)
+    run, chain = sizes.prompts()
     parts = []
     for prompt, bar in ((run, Bar(15)), (chain, Bar(200))):
         where = f"match {prompt.num_nodes} nodes"
         parts += [
-            Step(where, partial(_match_pages, prompt, bar, create_tree)),
-            Step(f"{where}, slots", partial(_match_slots, prompt, bar)),
+            Step(where, partial(_match_pages, sizes, prompt, bar, create_tree)),
+            Step(f"{where}, slots", partial(_match_slots, sizes, prompt, bar)),
         ]
     parts += [
-        Step(f"lock {chain.num_nodes} nodes", partial(_lock_unlock, chain, create_tree)),
+        Step(f"lock {chain.num_nodes} nodes", partial(_lock_unlock, sizes, chain, create_tree)),
         Step("insert", partial(_insert, sizes, create_tree)),
     ]
     for shared_parent in (False, True):
@@ -107,85 +116,50 @@ def steps(
         ]
         parts.append(Step("evict flatness", series.flatness))
     parts.append(Step("bytes per leaf", partial(_bytes_per_leaf, sizes)))
+    if "sglang" in peers:
+        rows = TreeRows(
+            prompts=(run, chain),
+            leaves=sizes.peer_leaves,
+            insert_leaves=sizes.insert_leaves,
+            matches_per_cycle=_MATCHES_PER_CYCLE,
+            samples=sizes.peer_samples,
+        )
+        parts += steps_beside("tree", rows)
     return parts
 
 
 # -- a cached prompt ------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Prompt:
-    """A prompt and the pages it is cached in, as one run or as a conversation has grown."""
-
-    tokens: list[int]
-    key: RadixKey
-    pages: IntArray
-    num_nodes: int
-    page_size: int
-    samples: int
-
-    @classmethod
-    def create(cls, sizes: Sizes, num_nodes: int) -> _Prompt:
-        rng = np.random.default_rng(0)
-        tokens = rng.integers(VOCABULARY, size=sizes.tokens)
-        return cls(
-            tokens=tokens.tolist(),
-            key=RadixKey(tokens),
-            pages=rng.permutation(sizes.tokens // sizes.page_size),
-            num_nodes=num_nodes,
-            page_size=sizes.page_size,
-            samples=sizes.samples,
-        )
-
-    @property
-    def params(self) -> dict[str, str | int | float | bool]:
-        num_tokens = len(self.tokens)
-        return {"tokens": num_tokens, "nodes": self.num_nodes, "page_size": self.page_size}
-
-    def insert_into(self, insert: Callable[[RadixKey, IntArray], object]) -> None:
-        """Let the prompt grow node by node."""
-        step = len(self.pages) // self.num_nodes
-        for num_pages in range(step, len(self.pages) + 1, step):
-            insert(self.key.prefix(num_pages * self.page_size), self.pages[:num_pages])
-
-
-def _match_pages(prompt: _Prompt, bar: Bar, create_tree: CreateTree) -> list[Result]:
+def _match_pages(sizes: Sizes, prompt: Prompt, bar: Bar, create_tree: CreateTree) -> list[Result]:
     tree = create_tree(prompt.page_size)
     prompt.insert_into(tree.insert)
     found = tree.match(prompt.key).device_pages
     check(np.array_equal(found, prompt.pages), "match gives other pages than were inserted")
     check(len(list(tree.nodes())) == prompt.num_nodes, "the prompt is not in as many nodes")
-    results = _time_matches(prompt, lambda key: tree.match(key).device_pages, "pages", bar)
+    results = _time_matches(sizes, prompt, lambda key: tree.match(key).device_pages, "pages", bar)
     _check_invariants(tree)
     return results
 
 
-def _match_slots(prompt: _Prompt, bar: Bar) -> list[Result]:
-    with _one_torch_thread(), _small_cache(prompt) as cache:
-        prompt.insert_into(
-            lambda key, pages: cache.insert(key, pages, request_id="prompt", chunked=True)
-        )
-        expected = [
-            page * prompt.page_size + offset
-            for page in prompt.pages.tolist()
-            for offset in range(prompt.page_size)
-        ]
+def _match_slots(sizes: Sizes, prompt: Prompt, bar: Bar) -> list[Result]:
+    with one_torch_thread(), cache_of(prompt) as cache:
         found = cache.match_prefix(prompt.key).device_indices
-        check(found.tolist() == expected, "match_prefix gives other slots than were inserted")
+        check(found.tolist() == prompt.slots, "match_prefix gives other slots than were inserted")
         results = _time_matches(
-            prompt, lambda key: cache.match_prefix(key).device_indices, "slots", bar
+            sizes, prompt, lambda key: cache.match_prefix(key).device_indices, "slots", bar
         )
         _check_invariants(cache.tree)
     return results
 
 
 def _time_matches(
-    prompt: _Prompt, match: Callable[[RadixKey], object], answer: str, bar: Bar
+    sizes: Sizes, prompt: Prompt, match: Callable[[RadixKey], object], answer: str, bar: Bar
 ) -> list[Result]:
     """Time `match` of a prepared key, and of a key made from the list of tokens each time."""
     key, tokens = prompt.key, prompt.tokens
-    prepared = time_calls(lambda: match(key), samples=prompt.samples)
-    listed = time_calls(lambda: match(RadixKey(tokens)), samples=prompt.samples)
+    prepared = time_calls(lambda: match(key), samples=sizes.samples)
+    listed = time_calls(lambda: match(RadixKey(tokens)), samples=sizes.samples)
     params = {**prompt.params, "answer": answer}
     return [
         summarise("match", prepared, params={**params, "start": "key"}, bars=(bar,)),
@@ -193,7 +167,7 @@ def _time_matches(
     ]
 
 
-def _lock_unlock(prompt: _Prompt, create_tree: CreateTree) -> list[Result]:
+def _lock_unlock(sizes: Sizes, prompt: Prompt, create_tree: CreateTree) -> list[Result]:
     tree = create_tree(prompt.page_size)
     prompt.insert_into(tree.insert)
     node = tree.match(prompt.key).last_device_node
@@ -206,65 +180,32 @@ def _lock_unlock(prompt: _Prompt, create_tree: CreateTree) -> list[Result]:
         tree.lock(node)
         tree.unlock(node)
 
-    times = time_calls(lock_unlock, samples=prompt.samples)
+    times = time_calls(lock_unlock, samples=sizes.samples)
     check(tree.protected_size == 0, "unlock leaves pages protected")
     _check_invariants(tree)
     params = {"nodes": prompt.num_nodes, "page_size": prompt.page_size}
     return [summarise("lock_unlock", times, params=params, bars=(Bar(44),))]
 
 
-@contextmanager
-def _small_cache(prompt: _Prompt) -> Iterator[HiRadixCache]:
-    """Provide a cache whose device pool the prompt fills, with pages of the fewest bytes."""
-    geometry = KVGeometry(
-        num_layers=1, num_kv_heads=1, head_dim=1, dtype="float16", page_size=prompt.page_size
-    )
-    num_pages = len(prompt.pages)
-    allocator = PageAllocator(num_pages)
-    allocator.alloc(num_pages)
-    cache, _ = create_hiradix_cache(
-        HiCacheConfig(
-            page_size=prompt.page_size,
-            write_policy=WritePolicy.WRITE_BACK,
-            host=HostPoolConfig(ratio=1.0, huge_pages=False),
-        ),
-        device=create_device("cpu"),
-        device_pool=DeviceKVPool(geometry, num_pages=num_pages, torch_device=torch.device("cpu")),
-        device_allocator=allocator,
-    )
-    try:
-        yield cache
-    finally:
-        cache.close()
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
 # -- many leaves ----------------------------------------------------------------------------------
+
+
+def _plant(forest: Forest, page_size: int, create_tree: CreateTree) -> RadixTree:
+    tree = create_tree(page_size)
+    for key, path in forest.leaves():
+        tree.insert(key, np.array(path, dtype=np.int64))
+    return tree
 
 
 def _insert(sizes: Sizes, create_tree: CreateTree) -> list[Result]:
     """Time inserts of one page; the tree is brought back to its size after each."""
-    forest = Forest(
-        sizes.insert_leaves, sizes.page_size, shared_parent=False, create_tree=create_tree
-    )
-    tree, times = forest.tree, []
-    for key in itertools.islice(forest.new_keys, sizes.samples):
-        pages = forest.take_spare(key)
-        begin = time.perf_counter_ns()
-        result = tree.insert(key, pages)
-        times.append((time.perf_counter_ns() - begin) / 1e3)
-        forest.confirm_insert(result.already_present_pages)
-        forest.confirm_match(forest.spare, tree.match(key))
-        forest.confirm_evict(tree.evict(1).freed)
+    forest = Forest(sizes.insert_leaves, sizes.page_size, shared_parent=False)
+    tree, times, rng = _plant(forest, sizes.page_size, create_tree), [], random.Random(0)
+    for _ in range(sizes.samples):
+        cycle = forest.next_cycle(rng, num_matches=0)
+        outcome = run_cycle(tree, cycle)
+        forest.confirm(cycle, outcome)
+        times.append(outcome.insert_us)
     _check_invariants(tree)
     params = {"tokens": sizes.page_size, "leaves": sizes.insert_leaves}
     return [
@@ -284,18 +225,16 @@ class _EvictSeries:
     def measure(self, num_leaves: int) -> list[Result]:
         """Return the figures for a tree of `num_leaves` and check it as a whole."""
         sizes, rng = self._sizes, random.Random(num_leaves)
-        forest = Forest(
-            num_leaves,
-            sizes.page_size,
-            shared_parent=self._shared_parent,
-            create_tree=self._create_tree,
-        )
-        times = [
-            _evict_cycle(forest, key, rng)
-            for key in itertools.islice(forest.new_keys, sizes.evict_cycles)
-        ]
-        _check_invariants(forest.tree)
-        evicts, cycles = zip(*times, strict=True)
+        forest = Forest(num_leaves, sizes.page_size, shared_parent=self._shared_parent)
+        tree = _plant(forest, sizes.page_size, self._create_tree)
+        evicts, cycles = [], []
+        for _ in range(sizes.evict_cycles):
+            cycle = forest.next_cycle(rng, num_matches=_MATCHES_PER_CYCLE)
+            outcome = run_cycle(tree, cycle)
+            forest.confirm(cycle, outcome)
+            evicts.append(outcome.evict_us)
+            cycles.append(outcome.cycle_us)
+        _check_invariants(tree)
         params = {
             "leaves": num_leaves,
             "page_size": sizes.page_size,
@@ -311,28 +250,6 @@ class _EvictSeries:
         params = {"leaves": largest, "base_leaves": base, "shared_parent": self._shared_parent}
         ratio = self._medians[largest] / self._medians[base]
         return [summarise("evict_flatness", [ratio], params=params, unit="x", bars=(Bar(4),))]
-
-
-def _evict_cycle(forest: Forest, new_key: RadixKey, rng: random.Random) -> tuple[float, float]:
-    """Use random leaves, insert one, evict one; return the us of the eviction and of it all."""
-    tree, chosen = forest.tree, forest.choose(rng, _MATCHES_PER_CYCLE)
-    keys = [forest.keys[page] for page in chosen]
-    pages, matches = forest.take_spare(new_key), []
-    begin = time.perf_counter_ns()
-    for key in keys:
-        match = tree.match(key)
-        tree.lock(match.last_device_node)
-        tree.unlock(match.last_device_node)
-        matches.append(match)
-    inserted = tree.insert(new_key, pages)
-    before_evict = time.perf_counter_ns()
-    freed = tree.evict(1).freed
-    end = time.perf_counter_ns()
-    for page, match in zip(chosen, matches, strict=True):
-        forest.confirm_match(page, match)
-    forest.confirm_insert(inserted.already_present_pages)
-    forest.confirm_evict(freed)
-    return (end - before_evict) / 1e3, (end - begin) / 1e3
 
 
 # -- memory and invariants ------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from benchmarks.harness import (
     CheckFailed,
     Result,
     Step,
+    alternate,
     check,
-    format_table,
     run_steps,
     summarise,
 )
+from benchmarks.table import Run, format_table
 from hicache.engine.machine import machine_facts
 from hicache.hashing import hash_pages
 from hicache.radix import LruPolicy, MatchResult, RadixKey, RadixNode, RadixTree
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 RESULT_KEYS = [
     "name", "params", "unit", "better", "median", "p99", "samples",
-    "peer", "peer_median", "ratio",
+    "peer", "peer_median", "ratio", "bars",
 ]  # fmt: skip
 TREE_SIZES = benchmarks.tree.Sizes(
     tokens=64,
@@ -56,14 +57,14 @@ DEVICE_RESULT = summarise("copy", [4.0, 1.0, 2.0], params={}, unit="GB/s", bette
 
 def read_results(path: Path, benchmark: str) -> list[dict[str, Any]]:
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert list(document) == ["benchmark", "machine", "results"]
+    assert list(document) == ["benchmark", "command", "noise", "machine", "results"]
     assert document["benchmark"] == benchmark
     assert document["machine"].keys() == machine_facts().keys()
     results: list[dict[str, Any]] = document["results"]
     for result in results:
         assert list(result) == RESULT_KEYS
         assert 0 < result["median"] <= result["p99"]
-        assert [result[key] for key in RESULT_KEYS[-3:]] == [None] * 3
+        assert [result[key] for key in ("peer", "peer_median", "ratio")] == [None] * 3
     return results
 
 
@@ -135,12 +136,12 @@ class NewestFirst(LruPolicy):
         ("match 1 nodes", WrongPage, "other pages than were inserted"),
         ("match 16 nodes", MiscountingInsert, "contradicts itself: residency.num_host_pages"),
         ("lock 16 nodes", ForgetfulUnlock, "leaves pages protected"),
-        ("insert", WrongPage, "match of page 20 gives"),
+        ("insert", WrongPage, "match of page 20, just new, gives"),
         ("insert", MiscountingInsert, "contradicts itself"),
         (
             "evict from 20 leaves apart",
             lambda page_size: RadixTree(page_size, create_policy=NewestFirst),
-            "the least recently used is page",
+            "page 20, just new, gives",
         ),
         ("evict from 40 leaves below one parent", WrongPage, "match of page"),
         ("evict from 40 leaves below one parent", ForgetfulUnlock, "evict freed"),
@@ -194,8 +195,8 @@ def test_hashing_a_cached_prefix_again_fails_the_check(monkeypatch: pytest.Monke
 
 def test_every_benchmark_is_known_by_its_module_and_says_what_it_measures() -> None:
     known = known_benchmarks()
-    assert {"hash", "tree"} <= known.keys()
-    assert not known.keys() & {"__init__", "__main__", "harness", "forest"}
+    assert {"controller", "copy", "e2e", "hash", "tree"} <= known.keys()
+    assert not known.keys() & {"__init__", "__main__", "harness", "forest", "report", "table"}
     assert all(known.values())
 
 
@@ -278,6 +279,50 @@ def test_the_table_shows_a_peer_only_where_there_is_one() -> None:
     assert header.split()[-4:] == ["peer", "peer", "median", "ratio"]
     assert alone.split()[-3:] == ["-", "-", "-"]
     assert compared.split()[-3:] == ["memcpy", "4", "0.5"]
+
+
+def test_a_ratio_that_a_bar_asks_for_is_a_number_of_times_better_whatever_is_better() -> None:
+    bar = Bar(2.0, "ratio")
+    faster = summarise("any", [1.0], params={}, bars=(bar,))
+    assert faster.meets(bar)
+    assert faster.beside("other", [2.0]).meets(bar)
+    assert not faster.beside("other", [1.9]).meets(bar)
+    assert DEVICE_RESULT.beside("memcpy", [1.0]).meets(bar)
+    assert not DEVICE_RESULT.beside("memcpy", [1.1]).meets(bar)
+
+
+def test_both_sides_take_turns_and_give_as_many_values_as_wanted() -> None:
+    turns: list[tuple[str, int]] = []
+
+    def side(name: str) -> Callable[[int], list[float]]:
+        def measure(count: int) -> list[float]:
+            turns.append((name, count))
+            return [float(len(turns))] * count
+
+        return measure
+
+    mine, others = alternate(side("a"), side("b"), samples=5, rounds=2)
+    assert turns == [("a", 3), ("b", 3), ("a", 3), ("b", 3)]
+    assert (mine, others) == ([1.0] * 3 + [3.0] * 3, [2.0] * 3 + [4.0] * 3)
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    results = [
+        dataclasses.replace(DEVICE_RESULT, bars=(Bar(3), Bar(0.5, "ratio"))),
+        DEVICE_RESULT.beside("memcpy", [4.0]),
+    ]
+    noise = {"before": "quiet", "after": "not"}
+    run = Run(benchmark="copy", command="python", noise=noise, results=results)
+    run.write(tmp_path / "copy.json")
+    assert Run.read(tmp_path / "copy.json") == run
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"results": [{}]}', '{"results": 1}'])
+def test_another_file_is_no_run_and_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json is no result of a benchmark"):
+        Run.read(path)
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,219 @@
+"""The plots of the page, as SVG elements that stand in it and take its text colour."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from benchmarks.harness import Result
+
+    Draw = Callable[[Sequence[Result]], str]
+
+__all__ = ["PLOTS", "plot_calls", "plot_copies", "plot_evictions", "plot_ttft"]
+
+_INK: Final = "#010203"
+"""Stands for the page's text colour, which matplotlib cannot name."""
+
+_OURS: Final = "#2f78c4"
+_PEERS: Final = ("#e09f3e", "#9a5b9f", "#2a9d8f", "#c0562d")
+_GREY: Final = "#9a9a9a"
+"""Apart from each other for colour-blind eyes, on white and on black."""
+
+_STYLE: Final[Mapping[Any, object]] = {
+    "svg.fonttype": "none",
+    "font.size": 8.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": "#808080",
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+
+
+def plot_evictions(results: Sequence[Result]) -> str:
+    """Return the median time of an eviction over the size of the tree, a line for each system."""
+    lines: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    for result in results:
+        if result.name != "evict" or result.params["shared_parent"]:
+            continue
+        leaves = int(result.params["leaves"])
+        if result.peer is None or leaves not in lines["hicache"]:
+            lines["hicache"][leaves] = result.median
+        if result.peer is not None and result.peer_median is not None:
+            lines[result.peer][leaves] = result.peer_median
+    if not lines["hicache"]:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        colors = {"hicache": _OURS}
+        for name, points in lines.items():
+            color = colors.setdefault(name, _PEERS[(len(colors) - 1) % len(_PEERS)])
+            xs, ys = zip(*sorted(points.items()), strict=True)
+            axes.plot(xs, ys, marker="o", markersize=4, color=color, label=name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("leaves of the tree")
+        axes.set_ylabel("median of one eviction, us")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:,g}")
+        figure.legend(loc="outside upper left", ncols=5, frameon=False)
+
+    return _render("Time of an eviction over the size of the tree", draw, height_inches=3.6)
+
+
+def plot_copies(results: Sequence[Result]) -> str:
+    """Return a pair of bars for each copy: hicache and memcpy."""
+    copies = [result for result in results if result.name in ("write", "load")]
+    if not copies:
+        return ""
+    panels: defaultdict[str, list[Result]] = defaultdict(list)
+    for result in copies:
+        panels[f"{result.params['layout']}, {result.params['pages']} pages"].append(result)
+
+    def draw(figure: Figure) -> None:
+        rows = -(-len(panels) // 2)
+        grid = figure.subplots(rows, 2, sharex=True, squeeze=False)
+        for axes, (title, panel) in zip(grid.flat, panels.items(), strict=False):
+            labels = [
+                f"{one.name} {one.params['shape']} {one.params['page_size']}" for one in panel
+            ]
+            heights = range(len(panel))
+            axes.barh(
+                [y - 0.2 for y in heights], [one.median for one in panel], 0.4,
+                color=_OURS, label="hicache",
+            )  # fmt: skip
+            axes.barh(
+                [y + 0.2 for y in heights], [one.peer_median or 0.0 for one in panel], 0.4,
+                color=_GREY, label="memcpy",
+            )  # fmt: skip
+            axes.set_yticks(list(heights), labels)
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.invert_yaxis()
+            axes.grid(visible=False, axis="y")
+        for axes in grid[-1]:
+            axes.set_xlabel("GB/s")
+        handles, names = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper left", ncols=2, frameon=False)
+
+    return _render(
+        "Bandwidth of copies beside memcpy", draw, height_inches=1.0 + 2.3 * len(panels) / 2
+    )
+
+
+def plot_ttft(results: Sequence[Result]) -> str:
+    """Return a bar for each origin of the prompt."""
+    rows = [result for result in results if result.name == "ttft"]
+    if not rows:
+        return ""
+    names = {"none": "computed", "L1": "from L1", "L2": "from L2", "L3": "from L3"}
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        labels = [names[str(row.params["tier"])] for row in rows]
+        colors = [_GREY if row.peer is None else _OURS for row in rows]
+        bars = axes.barh(labels, [row.median for row in rows], color=colors)
+        texts = [
+            f"{row.median:,.0f} ms" + (f", {row.ratio:.1f} times shorter" if row.ratio else "")
+            for row in rows
+        ]
+        axes.bar_label(bars, texts, padding=4)
+        axes.set_xlim(0, max(row.median for row in rows) * 1.25)
+        axes.set_xlabel("median time to first token, ms")
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+
+    return _render("Time to first token by where the prompt was", draw, height_inches=2.2)
+
+
+def plot_calls(results: Sequence[Result]) -> str:
+    """Return median and p99 of each call of the scheduler, quiet and under full load."""
+    calls = [result for result in results if result.name == "call"]
+    if not calls:
+        return ""
+    by_call: dict[str, dict[str, Result]] = defaultdict(dict)
+    for result in calls:
+        by_call[str(result.params["call"])][str(result.params["background"])] = result
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for background, color, offset in (("quiet", _GREY, -0.16), ("full", _OURS, 0.16)):
+            rows = [
+                (y, by[background]) for y, by in enumerate(by_call.values()) if background in by
+            ]
+            ys = [y + offset for y, _ in rows]
+            medians, p99s = ([row.median for _, row in rows], [row.p99 for _, row in rows])
+            axes.hlines(ys, medians, p99s, color=color, alpha=0.6, linewidth=1.5)
+            axes.scatter(medians, ys, s=20, color=color, label=f"{background} background, median")
+            axes.scatter(p99s, ys, s=26, color=color, marker="|", label="p99")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.set_yticks(range(len(by_call)), list(by_call))
+        axes.set_xlabel("us")
+        axes.invert_yaxis()
+        figure.legend(loc="outside upper left", ncols=4, frameon=False)
+
+    return _render("Time of each call of the scheduler", draw, height_inches=3.8)
+
+
+PLOTS: Final[Mapping[str, Sequence[tuple[str, Draw]]]] = {
+    "tree": (
+        (
+            "Evicting one page after 16 matches and an insert. Both axes are logarithmic.",
+            plot_evictions,
+        ),
+    ),
+    "copy": (
+        (
+            "Each row names the direction, layers x heads x elements of a head, and tokens in a "
+            "page. memcpy copies as many equal pieces.",
+            plot_copies,
+        ),
+    ),
+    "controller": (
+        (
+            "From the median (dot) to the p99 (dash). The loop is a piece of Python that waits for "
+            "nothing and is as long as the longest calls: what it suffers, every call suffers.",
+            plot_calls,
+        ),
+    ),
+    "e2e": (("All but 40 tokens of the prompt come from the tier.", plot_ttft),),
+}
+"""By benchmark: caption and plot, which is empty where nothing of it was measured."""
+
+
+def _render(label: str, draw: Callable[[Figure], None], *, height_inches: float) -> str:
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ValueError("plots need matplotlib: pip install 'hicache[demo]'") from error
+    buffer = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": label}):
+        figure = Figure(figsize=(9.6, height_inches), layout="constrained")
+        draw(figure)
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=metadata)
+    document = buffer.getvalue()
+    svg = document[document.index("<svg") :].replace(_INK, "currentColor")
+    # Every figure numbers its groups from 1, but an id may occur only once in a page.
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if id_[1] in used else "", svg)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)

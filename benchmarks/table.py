@@ -1,0 +1,122 @@
+"""Results as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import Bar, Result
+from hicache.engine.machine import machine_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Run", "format_number", "format_params", "format_table", "format_verdict"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """The figures of one benchmark, and what has to stand beside them.
+
+    Attributes:
+        benchmark: its name.
+        command: what was typed.
+        noise: how quiet the machine was before and after, in words.
+        machine: facts about it.
+        results: the figures.
+    """
+
+    benchmark: str
+    command: str
+    noise: Mapping[str, str]
+    machine: Mapping[str, Any] = dataclasses.field(default_factory=machine_facts)
+    results: Sequence[Result]
+
+    def write(self, path: Path) -> None:
+        """Write the run to `path` as JSON, which `read` reads back."""
+        document = {
+            "benchmark": self.benchmark,
+            "command": self.command,
+            "noise": dict(self.noise),
+            "machine": dict(self.machine),
+            "results": [result.to_json() for result in self.results],
+        }
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """Read what `write` wrote.
+
+        Raises:
+            ValueError: the file is none of a benchmark; the message names it.
+        """
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            results = [Result.from_json(result) for result in document.pop("results")]
+            return cls(**document, results=results)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is no result of a benchmark: {error}") from error
+
+
+def format_table(results: Sequence[Result]) -> str:
+    """Return the figures as aligned plain text, each with its bar and whether it is met.
+
+    The columns of the peer are there if any figure has one.
+    """
+    rows = [["name", "params", "median", "p99", "unit", "samples", "bar"]]
+    rows += [
+        [
+            result.name,
+            format_params(result.params),
+            format_number(result.median),
+            format_number(result.p99),
+            result.unit,
+            str(result.samples),
+            "; ".join(format_verdict(result, bar) for bar in result.bars) or "-",
+        ]
+        for result in results
+    ]
+    if any(result.peer for result in results):
+        rows[0] += ["peer", "peer median", "ratio"]
+        for row, result in zip(rows[1:], results, strict=True):
+            row += [
+                result.peer or "-",
+                format_number(result.peer_median),
+                format_number(result.ratio),
+            ]
+    numeric = {"median", "p99", "samples", "peer median", "ratio"}
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if title in numeric else cell.ljust(width)
+            for title, cell, width in zip(rows[0], row, widths, strict=True)
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def format_params(params: Mapping[str, object]) -> str:
+    """Return `name=value` of every parameter, in order."""
+    return " ".join(f"{key}={_plain(value)}" for key, value in params.items())
+
+
+def format_number(value: float | None) -> str:
+    """Return three digits that say something, or all of them where there are more."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def format_verdict(result: Result, bar: Bar) -> str:
+    """Return what the bar asks for and whether the figure reaches it."""
+    lower = result.better == "lower" and bar.statistic != "ratio"
+    statistic = "" if bar.statistic == "median" else f"{bar.statistic} "
+    met = "met" if result.meets(bar) else "NOT met"
+    return f"{statistic}{'<=' if lower else '>='} {bar.limit:g} {met}"
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
