@@ -98,13 +98,16 @@ def _ttft(sizes: Sizes) -> list[Result]:
     times: dict[str, list[float]] = {"computed": [], **{tier: [] for tier in _TIERS}}
     with tempfile.TemporaryDirectory() as folder:
         bench = _Bench(model, sizes, folder)
-        for prompt in prompts:
-            bench.fill(prompt)
-        for _ in range(sizes.rounds):
-            for turn, prompt in enumerate(prompts):
-                for origin, seconds in bench.measure(turn, prompt).items():
-                    times[origin].append(seconds * 1e3)
-        bench.close()
+        try:
+            for prompt in prompts:
+                bench.fill(prompt)
+            for _ in range(sizes.rounds):
+                for turn, prompt in enumerate(prompts):
+                    for origin, seconds in bench.measure(turn, prompt).items():
+                        times[origin].append(seconds * 1e3)
+            bench.check()
+        finally:
+            bench.close()
     return _results(model.config.name, sizes, prompts, times)
 
 
@@ -240,8 +243,11 @@ class _Bench:
         engine.run(request)
         return request
 
-    def close(self) -> None:
-        """Check the cache as a whole and stop it."""
+    def check(self) -> None:
+        """Check the cache as a whole."""
         violations = check_system(self._cache)
         check(not violations, f"the cache contradicts itself: {violations[:1]}")
+
+    def close(self) -> None:
+        """Stop the cache."""
         check(self._cache.close(), "the cache does not close")
