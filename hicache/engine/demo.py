@@ -139,7 +139,7 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
             "page_size": arguments.page_size,
             "write_policy": arguments.write_policy,
             "prefetch_policy": arguments.prefetch_policy,
-            "host": {"layout": arguments.layout, "ratio": 1.4},
+            "host": {"layout": arguments.layout, "ratio": 1.15},
             "storage": {
                 "backend": "file",
                 "extra_config": {"path": str(directory)},

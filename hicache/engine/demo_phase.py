@@ -112,8 +112,10 @@ class _Phase:
         )
         self._cached = self._engine(with_cache=True)
         self._plain = self._engine(with_cache=False)
-        # The first forward passes of a process pay for thread pools and kernels.
-        self._plain.run(Request("warm-up", list(range(1, 200)), max_new_tokens=2))
+        # The first forward passes of a process pay for thread pools, kernels and fresh memory; the
+        # engine without a cache keeps nothing of them.
+        warm_up = Request("warm-up", self.conversations[0].first_prompt(), max_new_tokens=2)
+        self._plain.run(warm_up)
         self._turns: list[TurnReport] = []
         self._differences: list[AnswerDifference] = []
 
