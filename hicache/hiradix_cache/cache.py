@@ -232,18 +232,7 @@ class HiRadixCache:
     def check_hicache_events(self) -> None:
         """Publish what has ended; to be called exactly once per scheduler step. Never waits."""
         self._check_thread()
-        finished = self.controller.collect()
-        for ack, good in finished.writes:
-            for write in ack.operations:
-                self._writer.finish(write, good=bool(good))
-        for ack, good in finished.loads:
-            for load in ack.operations:
-                self._loader.finish(load, good=bool(good))
-        self._prefetcher.advance(finished, now=self._clock.now())
-        for persist, num_good in finished.persists:
-            self.tree.commit_persist(persist.ticket, num_good)
-            self._prefetcher.stored(persist.hashes[:num_good])
-            self._returns.copy_ended(persist.ticket)
+        self._take_finished()
         self._writer.step()
 
     @property
@@ -319,13 +308,28 @@ class HiRadixCache:
         num_idle_steps = 0
         while self.num_in_flight and num_idle_steps < _STEPS_TO_END:
             before = self.num_in_flight
-            self.check_hicache_events()
+            self._take_finished()
             num_idle_steps = 0 if self.num_in_flight < before else num_idle_steps + 1
         return stopped
 
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return device and host pages that outlive a reset for copies in flight, for checks."""
         return self._returns.held_pages()
+
+    def _take_finished(self) -> None:
+        """Publish what has ended; begins no writes, for which `close` leaves no stream."""
+        finished = self.controller.collect()
+        for ack, good in finished.writes:
+            for write in ack.operations:
+                self._writer.finish(write, good=bool(good))
+        for ack, good in finished.loads:
+            for load in ack.operations:
+                self._loader.finish(load, good=bool(good))
+        self._prefetcher.advance(finished, now=self._clock.now())
+        for persist, num_good in finished.persists:
+            self.tree.commit_persist(persist.ticket, num_good)
+            self._prefetcher.stored(persist.hashes[:num_good])
+            self._returns.copy_ended(persist.ticket)
 
     def _forget_store(self) -> None:
         """Forget what storage is believed to hold, and to lack."""
