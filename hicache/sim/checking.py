@@ -1,0 +1,82 @@
+"""What must be true of a simulated rank after every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hicache.radix import CopyKind
+from hicache.sim.stamps import POISON_ROW
+from hicache.testing.invariants import check_system
+
+if TYPE_CHECKING:
+    from hicache.radix import RadixNode
+    from hicache.sim.scheduler import Scheduler
+    from hicache.sim.stamps import PoolBytes
+    from hicache.sim.system import System
+
+__all__ = ["check_bytes", "check_ids"]
+
+
+def check_ids(system: System, scheduler: Scheduler) -> list[str]:
+    """Return what is wrong with pages as numbers: owners, locks, jobs; O(nodes + pages)."""
+    cache = system.cache
+    tree = cache.tree
+    violations = check_system(cache, request_device_pages=scheduler.own_pages())
+    locks, holders = tree.num_request_locks(), len(scheduler.running)
+    if locks != holders:
+        violations.append(f"{locks} request lock(s) are held for {holders} running request(s)")
+    host_locks = tree.root.host_lock_ref + sum(node.host_lock_ref for node in tree.nodes())
+    readers = sum(ticket.kind is not CopyKind.WRITE for ticket in tree.open_tickets)
+    if host_locks != readers:
+        violations.append(f"{host_locks} host lock(s) are held for {readers} copies")
+    return violations + system.mover.violations + system.store.violations
+
+
+def check_bytes(system: System, scheduler: Scheduler) -> list[str]:
+    """Return which pages hold other bytes than they have to.
+
+    Pages of the tree and computed pages of requests hold their stamps; free pages, and pages of
+    requests that are not computed yet, what they were poisoned with. What a copy in flight writes
+    to is nobody's to read. The memory of the host pool must be open.
+    """
+    violations: list[str] = []
+    device_pages, device_rows = scheduler.known_pages()
+    host_pages: list[int] = []
+    host_rows: list[int] = []
+    data_of: dict[RadixNode, bytes] = {system.cache.tree.root: b""}
+    for node in system.cache.tree.nodes():
+        assert node.parent is not None
+        data = data_of[node] = data_of[node.parent] + node.key
+        rows = system.stamps.known_rows(node.namespace, data)
+        if rows is None:
+            violations.append(f"{node} has tokens that no request has")
+            continue
+        if node.device_pages is not None:
+            device_pages += node.device_pages.tolist()
+            device_rows += rows[node.start :]
+        if node.host_pages is not None:
+            host_pages += node.host_pages.tolist()
+            host_rows += rows[node.start :]
+    for name, pool, pages, all_rows, allocator in (
+        ("device", system.device_bytes, device_pages, device_rows, system.device_allocator),
+        ("host", system.host_bytes, host_pages, host_rows, system.host_allocator),
+    ):
+        free = allocator.free_pages().tolist()
+        violations += _wrong_pages(
+            name, pool, pages + free, all_rows + [POISON_ROW] * len(free), len(pages)
+        )
+    return violations
+
+
+def _wrong_pages(
+    name: str, pool: PoolBytes, pages: list[int], rows: list[int], num_used: int
+) -> list[str]:
+    if len(pages) != len(rows):
+        return [f"{len(pages)} {name} pages stand for {len(rows)} pages of tokens"]
+    return [
+        f"{name} page {pages[place]} is {'in use' if place < num_used else 'free'} and holds "
+        "the bytes of something else"
+        for place in pool.wrong(np.array(pages, dtype=np.int64), rows)
+    ]

@@ -1,0 +1,137 @@
+"""Which fault has met which operation in which state, and which of these pairs a run must see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from itertools import product
+from typing import NamedTuple
+
+__all__ = ["DECLARED", "Coverage", "Fault", "Meeting", "Operation", "State"]
+
+
+class Operation(str, Enum):
+    """What moves pages, or asks about them."""
+
+    WRITE = "write"
+    LOAD = "load"
+    QUERY = "query"
+    PREFETCH = "prefetch"
+    PERSIST = "persist"
+
+
+class State(str, Enum):
+    """How far an operation is."""
+
+    START = "start"
+    """Asked for, but not begun."""
+    QUEUED = "queued"
+    """Nothing of it runs now: no job, or no call, carries it yet."""
+    RUNNING = "running"
+    """On a stream, or in a call of the backend."""
+    HANGING = "hanging"
+    """In a call that was given up and has not returned."""
+    ENDED = "ended"
+    """Its result is there and nobody has taken it yet."""
+
+
+class Fault(str, Enum):
+    """What goes wrong, or comes between."""
+
+    ABORT = "abort"
+    """A request is aborted: its own query, prefetch or load; any write or persist."""
+    RESET = "reset"
+    RAISE = "raise"
+    """The copy of a layer, or the backend, raises."""
+    DELAY = "delay"
+    """The stream stands still, or the call returns late but before it is given up."""
+    TIMEOUT = "timeout"
+    """The backend notices its deadline in the middle of a call."""
+    HANG = "hang"
+    """The call is given up."""
+    LATE = "late"
+    """A call that was given up returns after all."""
+    REFUSE = "refuse"
+    """Every worker hangs."""
+    SHORT = "short"
+    LONG = "long"
+    WRONG_TYPE = "wrong_type"
+    HOLE = "hole"
+    MISSING = "missing"
+    CORRUPT = "corrupt"
+    TRUNCATED = "truncated"
+    NO_SPACE = "no_space"
+    """The store is full."""
+    NO_MEMORY = "no_memory"
+    """The pool, the budget or the queue has no room."""
+
+
+class Meeting(NamedTuple):
+    """A fault that has met an operation in a state."""
+
+    operation: Operation
+    state: State
+    fault: Fault
+
+
+def _meetings(
+    operations: tuple[Operation, ...], states: tuple[State, ...], *faults: Fault
+) -> list[Meeting]:
+    return [Meeting(*one) for one in product(operations, states, faults)]
+
+
+_COPIES = (Operation.WRITE, Operation.LOAD)
+_CALLS = (Operation.QUERY, Operation.PREFETCH, Operation.PERSIST)
+_MOVES = (Operation.PREFETCH, Operation.PERSIST)
+_RUNNING = (State.RUNNING,)
+
+DECLARED: tuple[Meeting, ...] = (
+    *_meetings(
+        (*_COPIES, *_CALLS),
+        (State.QUEUED, State.RUNNING, State.ENDED),
+        Fault.ABORT,
+        Fault.RESET,
+    ),
+    *_meetings(_CALLS, (State.HANGING,), Fault.ABORT, Fault.RESET, Fault.LATE),
+    *_meetings((*_COPIES, *_CALLS), _RUNNING, Fault.RAISE, Fault.DELAY),
+    *_meetings(_CALLS, _RUNNING, Fault.HANG, Fault.SHORT, Fault.LONG, Fault.WRONG_TYPE, Fault.HOLE),
+    *_meetings(_CALLS, (State.QUEUED,), Fault.REFUSE),
+    *_meetings(_MOVES, _RUNNING, Fault.TIMEOUT),
+    *_meetings((Operation.QUERY,), _RUNNING, Fault.MISSING),
+    *_meetings((Operation.PREFETCH,), _RUNNING, Fault.MISSING, Fault.CORRUPT, Fault.TRUNCATED),
+    *_meetings((Operation.PERSIST,), _RUNNING, Fault.NO_SPACE),
+    *_meetings((*_COPIES, *_CALLS), (State.START,), Fault.NO_MEMORY),
+)
+"""Every meeting that a run of `hicache.sim.simulation.COVERING_STEPS` steps has to see."""
+
+
+class Coverage:
+    """Counts meetings.
+
+    Attributes:
+        counts: by meeting, declared or not.
+        unmet: declared meetings that never were.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[Meeting] = Counter()
+        self.unmet = set(DECLARED)
+
+    def note(self, operation: Operation, state: State, fault: Fault) -> None:
+        """Count one meeting."""
+        meeting = Meeting(operation, state, fault)
+        self.counts[meeting] += 1
+        self.unmet.discard(meeting)
+
+    def table(self) -> str:
+        """Return the counts for people: a line per operation and state; undeclared ones too."""
+        lines = []
+        for operation, state in product(Operation, State):
+            cells = [
+                f"{fault.value} {self.counts[meeting]}"
+                for fault in Fault
+                if (meeting := Meeting(operation, state, fault)) in DECLARED or self.counts[meeting]
+            ]
+            if cells:
+                lines.append(f"{operation.value:<9} {state.value:<8} {'  '.join(cells)}")
+        return "\n".join(lines)

@@ -1,0 +1,171 @@
+"""How far every movement of a simulated rank is, seen from between its two sides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache.controller.records import CopyResult, PersistJob, Phase, QueryJob, QueryResult
+from hicache.sim.coverage import Fault, Operation, State
+from hicache.sim.executor import StorageCall
+from hicache.types import PageOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hicache.config import StorageConfig
+    from hicache.controller import LocalMover
+    from hicache.controller.records import LoadJob, PagesResult, Result, StorageJob, WriteJob
+    from hicache.device import Event
+    from hicache.sim.coverage import Coverage
+    from hicache.sim.executor import SimulatedExecutor
+    from hicache.sim.streams import NamedStreams
+    from hicache.types import OperationId
+
+__all__ = ["WatchedMover"]
+
+_FAULT_OF = {
+    PageOutcome.MISS: Fault.MISSING,
+    PageOutcome.CORRUPT: Fault.CORRUPT,
+    PageOutcome.TRUNCATED: Fault.TRUNCATED,
+    PageOutcome.TIMEOUT: Fault.TIMEOUT,
+    PageOutcome.NO_SPACE: Fault.NO_SPACE,
+}
+
+
+class _Copy(NamedTuple):
+    operation: Operation
+    ended: Event
+
+
+class WatchedMover:
+    """Hands every job on to a `LocalMover` and every result back, and remembers what is between.
+
+    Args:
+        mover: does the work.
+        device: where `mover` has its streams.
+        executor: what the storage work of `mover` runs on.
+        coverage: is told what results say.
+
+    Attributes:
+        violations: jobs that ended twice or never began, one sentence each.
+        newest_query: of the query submitted last; whoever sets it to None learns of the next.
+        newest_load: likewise for loads.
+    """
+
+    def __init__(
+        self,
+        mover: LocalMover,
+        *,
+        device: NamedStreams,
+        executor: SimulatedExecutor,
+        coverage: Coverage,
+    ) -> None:
+        self._mover = mover
+        self._device = device
+        self._executor = executor
+        self._coverage = coverage
+        self._copies: dict[OperationId, _Copy] = {}
+        self._calls: dict[OperationId, StorageCall] = {}
+        self.violations: list[str] = []
+        self.newest_query: OperationId | None = None
+        self.newest_load: OperationId | None = None
+
+    def state(self, operation_id: OperationId | None) -> tuple[Operation, State] | None:
+        """Return how far a job is; None when its result was taken, or there is none."""
+        if operation_id in self._calls:
+            call = self._calls[operation_id]
+            return call.operation, call.state
+        if operation_id in self._copies:
+            copy = self._copies[operation_id]
+            return copy.operation, State.ENDED if copy.ended.query() else State.RUNNING
+        return None
+
+    def states(self) -> Iterator[tuple[Operation, State]]:
+        """Return how far each job is whose result nobody has taken."""
+        for operation_id in [*self._copies, *self._calls]:
+            state = self.state(operation_id)
+            assert state is not None
+            yield state
+
+    def reading_jobs(self) -> list[StorageJob]:
+        """Return the prefetches whose result nobody has taken."""
+        calls = self._calls.values()
+        return [call.job for call in calls if call.operation is Operation.PREFETCH]
+
+    def submit_write(self, job: WriteJob) -> None:
+        """See `Mover.submit_write`."""
+        self._mover.submit_write(job)
+        self._watch(job.operation_id, Operation.WRITE)
+
+    def submit_load(self, job: LoadJob) -> int:
+        """See `Mover.submit_load`."""
+        producer = self._mover.submit_load(job)
+        if producer >= 0:
+            self._watch(job.operation_id, Operation.LOAD)
+            self.newest_load = job.operation_id
+        return producer
+
+    def submit_storage(self, job: StorageJob) -> None:
+        """See `Mover.submit_storage`."""
+        if isinstance(job, QueryJob):
+            operation = Operation.QUERY
+            self.newest_query = job.operation_id
+        else:
+            operation = Operation.PERSIST if isinstance(job, PersistJob) else Operation.PREFETCH
+        if job.operation_id in self._calls:
+            self.violations.append(f"a {operation.value} began before its query had ended")
+        call = self._calls[job.operation_id] = StorageCall(operation, job)
+        self._executor.expect(call)
+        self._mover.submit_storage(job)
+
+    def end(self, operation_id: OperationId) -> None:
+        """See `Mover.end`."""
+        self._mover.end(operation_id)
+
+    def poll(self) -> list[Result]:
+        """See `Mover.poll`."""
+        results = self._mover.poll()
+        for result in results:
+            if isinstance(result, CopyResult):
+                if self._copies.pop(result.operation_id, None) is None:
+                    self.violations.append(f"there is no copy that could end with {result}")
+            else:
+                self._take(result)
+        return results
+
+    def attach_storage(self, config: StorageConfig) -> None:
+        """See `Mover.attach_storage`."""
+        self._mover.attach_storage(config)
+
+    def detach_storage(self, timeout_seconds: float) -> bool:
+        """See `Mover.detach_storage`."""
+        return self._mover.detach_storage(timeout_seconds)
+
+    def clear_storage(self) -> int:
+        """See `Mover.clear_storage`."""
+        return self._mover.clear_storage()
+
+    def close(self, timeout_seconds: float) -> bool:
+        """See `Mover.close`."""
+        return self._mover.close(timeout_seconds)
+
+    def _watch(self, operation_id: OperationId, operation: Operation) -> None:
+        ended = self._device.create_event()
+        self._device.streams[operation.value].record(ended)
+        self._copies[operation_id] = _Copy(operation, ended)
+
+    def _take(self, result: QueryResult | PagesResult) -> None:
+        call = self._calls.get(result.operation_id)
+        if call is None:
+            self.violations.append(f"there is no storage job that could end with {result}")
+            return
+        if result.phase is Phase.ENDED:
+            del self._calls[result.operation_id]
+        if isinstance(result, QueryResult):
+            assert isinstance(call.job, QueryJob)
+            is_short = not result.error and result.num_pages < len(call.job.hashes)
+            faults = [Fault.MISSING] if is_short else []
+        else:
+            faults = [_FAULT_OF[one] for one, _ in result.outcomes if one in _FAULT_OF]
+        for fault in faults:
+            self._coverage.note(call.operation, State.RUNNING, fault)

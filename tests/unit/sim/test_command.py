@@ -1,0 +1,72 @@
+"""What `hicache simulate` prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from mutations import ack_writes_before_they_ran
+
+from hicache.cli import main
+from hicache.sim import simulate
+from hicache.sim.command import SimulateArguments, run_simulate
+from hicache.sim.coverage import DECLARED, Coverage, Fault, Operation, State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_a_sound_run_ends_with_0_and_writes_its_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "deep" / "report.json"
+    assert main(["simulate", "--seed", "3", "--steps", "700", "--json", str(target)]) == 0
+    said = capsys.readouterr().err
+    assert "seed 3: 700 steps in 2 episodes" in said
+    assert "every invariant held after every step" in said
+    report = json.loads(target.read_text(encoding="utf-8"))
+    again = simulate(3, 700)
+    assert (report["seed"], report["steps"], report["passed"]) == (3, 700, True)
+    assert report["digest"] == again.digest
+    assert report["failure"] is None
+    counts = {
+        (row["operation"], row["state"], row["fault"]): row["count"] for row in report["meetings"]
+    }
+    assert counts.keys() >= {tuple(part.value for part in meeting) for meeting in DECLARED}
+    assert sum(counts.values()) == again.coverage.counts.total()
+
+
+def test_a_broken_invariant_ends_with_1_the_seed_the_step_and_the_shortest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ack_writes_before_they_ran(monkeypatch)
+    said: list[str] = []
+    target = tmp_path / "report.json"
+    arguments = SimulateArguments(seed=1, steps=2000, json_path=target)
+    assert run_simulate(arguments, say=said.append) == 1
+    report = json.loads(target.read_text(encoding="utf-8"))
+    step = report["failure"]["step"]
+    text = "\n".join(said)
+    assert f"BROKEN at step {step}" in text
+    assert f"hicache simulate --seed 1 --steps {step}" in text
+    assert "shortest failing run" in text
+    assert report["failure"]["violations"]
+    assert len(report["failure"]["shortest"]["decisions"]) < step
+    assert simulate(1, step, shrink_steps=0).failure is not None
+    assert simulate(1, step - 1, shrink_steps=0).failure is None
+
+
+def test_an_argument_that_cannot_work_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--steps", "0"]) == 2
+    assert "at least 1 step" in capsys.readouterr().err
+
+
+def test_the_table_shows_what_is_missing_and_what_nobody_declared() -> None:
+    coverage = Coverage()
+    coverage.note(Operation.LOAD, State.HANGING, Fault.ABORT)
+    lines = coverage.table().splitlines()
+    assert "load      hanging  abort 1" in lines
+    assert "prefetch  hanging  abort 0  reset 0  late 0" in lines
+    assert sum(line.startswith("persist") for line in lines) == 5

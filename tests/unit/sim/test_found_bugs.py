@@ -1,0 +1,20 @@
+"""What the simulation has found, each in as few calls as it takes."""
+
+from __future__ import annotations
+
+import pytest
+from sim_builders import key_of, rank, serve
+
+from hicache.types import WritePolicy
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_BEHIND, WritePolicy.WRITE_BACK])
+def test_close_begins_no_further_writes(policy: WritePolicy) -> None:
+    """The step that took the last results wanted to write on a stream that was closed already."""
+    system, scheduler = rank(write_policy=policy, write_watermark=1.0)
+    serve(scheduler, key_of(1, 2))
+    system.cache.check_hicache_events()
+    serve(scheduler, key_of(3, 4))
+    assert system.cache.num_in_flight == 1
+    assert system.cache.close(timeout_seconds=1.0)
+    assert system.cache.num_in_flight == 0

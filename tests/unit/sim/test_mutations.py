@@ -1,0 +1,47 @@
+"""The simulation turns red for each of five bugs that are put in on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from mutations import (
+    ack_writes_before_they_ran,
+    forget_memory_of_ended_prefetches,
+    keep_the_lock_of_failed_loads,
+    publish_results_from_before_a_reset,
+    split_one_page_too_late,
+)
+
+from hicache.sim import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEEDS = (1, 2, 3)
+STEPS = 4_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("mutate", "symptom"),
+    [
+        (ack_writes_before_they_ran, "bytes"),
+        (forget_memory_of_ended_prefetches, "no owner"),
+        (split_one_page_too_late, "bytes"),
+        (publish_results_from_before_a_reset, "residency"),
+        (keep_the_lock_of_failed_loads, "lock"),
+    ],
+)
+def test_a_bug_is_found_within_a_few_thousand_steps(
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    symptom: str,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutate(monkeypatch)
+    report = simulate(seed, STEPS, shrink_steps=0)
+    assert report.failure is not None
+    assert not report.passed
+    found = "\n".join(report.failure.run.violations)
+    assert symptom in found
