@@ -58,6 +58,8 @@ def load_model(options: DemoOptions, device: torch.device) -> tuple[LlamaModel, 
     """Return the model that the options name, on `device`, and its tokeniser."""
     dtype = getattr(torch, options.dtype)
     if options.model == "random":
+        # Its layers are too small for two threads, which would wait for each other on busy cores.
+        torch.set_num_threads(1)
         config, weights = tiny_config(), random_weights(tiny_config(), options.seed)
         return LlamaModel(config, weights, dtype=dtype, device=device), ByteTokenizer()
     loaded = load_smollm2()
