@@ -168,7 +168,12 @@ class HostWriter:
                 self._end(ticket, _NONE, 0)
 
     def _queue(self, ticket: Ticket, *, keep_duplicates: bool = False) -> bool:
-        """Queue the write of `ticket`; False, and nothing has happened, without host pages."""
+        """Queue the write of `ticket`; False, and nothing has happened, without host pages.
+
+        Neither is a write queued that has failed already, with one that was begun before it.
+        """
+        if self._tree.write_has_failed(ticket):
+            return False
         pages = self._tree.ticket_device_pages(ticket)
         if self._controller.write(pages, ticket=ticket) is not None:
             return True

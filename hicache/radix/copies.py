@@ -86,6 +86,10 @@ class CopyingTree(PrefixTree):
         freed = self._finish_eviction(node)
         return WriteCommit(host_pages[published - ticket.first_page :], freed, backed)
 
+    def write_has_failed(self, ticket: Ticket) -> bool:
+        """Whether an open write can publish nothing any more, because one above it has failed."""
+        return self._ticketed[ticket].write_ticket is not ticket
+
     def begin_load(self, node: RadixNode) -> Ticket | None:
         """Begin the copy of `node` and of its ancestors that the host alone holds to the device.
 

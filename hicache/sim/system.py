@@ -35,6 +35,9 @@ __all__ = ["CALL_TIMEOUT_SECONDS", "GEOMETRY", "System", "SystemOptions"]
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=1, head_dim=8, dtype="float32", page_size=2)
 CALL_TIMEOUT_SECONDS = 1.0
 
+_MAX_CALLS = 100
+"""So many calls are more than a sound rank of this size ever needs at once."""
+
 _GIVEN_UP_SECONDS = 1.5 * CALL_TIMEOUT_SECONDS
 
 
@@ -220,7 +223,9 @@ class System:
         for stream in self.device.streams.values():
             while stream.run_one():
                 pass
-        while self.executor.can_begin:
+        for _ in range(_MAX_CALLS):
+            if not self.executor.can_begin:
+                break
             self.executor.begin(self.executor.queued[0], CallPlan())
         self.cache.check_hicache_events()
 

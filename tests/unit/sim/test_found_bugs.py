@@ -18,3 +18,23 @@ def test_close_begins_no_further_writes(policy: WritePolicy) -> None:
     assert system.cache.num_in_flight == 1
     assert system.cache.close(timeout_seconds=1.0)
     assert system.cache.num_in_flight == 0
+
+
+def test_a_write_below_one_without_room_is_given_up_with_it() -> None:
+    """Its copy went on, published nothing, and was begun again in every step."""
+    system, scheduler = rank(write_policy=WritePolicy.WRITE_BACK, num_host_pages=2)
+    serve(scheduler, key_of(1, 2, 3))
+    serve(scheduler, key_of(1, 4))
+    outcome = system.cache.evict(3)
+    assert (outcome.num_freed, outcome.num_pending) == (3, 0)
+    assert system.cache.num_in_flight == 0
+
+
+def test_writes_ahead_end_when_the_host_has_no_room_for_them() -> None:
+    system, scheduler = rank(
+        write_policy=WritePolicy.WRITE_BACK, num_host_pages=2, write_watermark=1.0
+    )
+    serve(scheduler, key_of(1, 2, 3))
+    serve(scheduler, key_of(1, 4))
+    system.cache.check_hicache_events()
+    assert system.cache.num_in_flight == 0
