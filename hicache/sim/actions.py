@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hicache.sim.coverage import Coverage
     from hicache.sim.executor import StorageCall
-    from hicache.sim.scheduler import Scheduler
+    from hicache.sim.scheduler import Request, Scheduler
     from hicache.sim.system import System
 
 __all__ = ["Action", "Actions"]
@@ -100,50 +100,64 @@ class Actions:
         loads = self._system.cache.controller.loads
         return {
             "submit": Action(5, lambda: len(scheduler.requests) < _MAX_REQUESTS, self._submit),
-            "admit": Action(6, lambda: scheduler.waiting, self._admit),
+            "admit": Action(8, lambda: scheduler.ready, self._admit),
+            "ask": Action(0.8, lambda: scheduler.waiting, self._ask),
             "start_loads": Action(4, lambda: loads.queued, scheduler.start_loads),
             "compute": Action(14, lambda: scheduler.computable, self._compute),
             "retract": Action(0.5, lambda: scheduler.running, self._retract),
-            "abort": Action(0.3, lambda: scheduler.requests, self._abort, prospects.of_abort),
+            "abort": Action(0.2, lambda: scheduler.requests, self._abort, prospects.of_abort),
             "abort_moving": Action(
-                0.7, lambda: scheduler.moving, self._abort_moving, prospects.of_abort
+                0.5, lambda: scheduler.moving, self._abort_moving, prospects.of_abort
             ),
             "reset": Action(0.1, _always, self._reset, prospects.of_reset),
-            "take_results": Action(4, _always, self._take_results, prospects.of_polling),
+            "take_results": Action(3, _always, self._take_results, prospects.of_polling),
         }
 
     def _submit(self) -> str:
-        dice = self.dice
-        live = {request.request_id for request in self._scheduler.requests}
+        dice, requests = self.dice, self._scheduler.requests
+        live = {request.request_id for request in requests}
         while (request_id := f"r{self._num_requests % (2 * _MAX_REQUESTS)}") in live:
             self._num_requests += 1
         self._num_requests += 1
-        is_new = len(self._keys) < _MAX_KEYS and dice.random() < 0.3
-        known = self._keys if dice.random() < 0.5 else self._keys[:_NUM_STORED_KEYS]
-        key = self._new_key() if is_new else dice.choice(known)
+        key = self._next_key([request.key for request in requests])
         return self._scheduler.submit(request_id, key, prefetch=dice.random() < 0.8)
 
+    def _next_key(self, live: list[RadixKey]) -> RadixKey:
+        """Return a key, most often one that another request has or has had, or that was stored."""
+        dice = self.dice
+        if len(self._keys) < _MAX_KEYS and dice.random() < 0.3:
+            return self._new_key()
+        return dice.choice(
+            dice.choice([live, self._keys, self._keys[:_NUM_STORED_KEYS]]) or self._keys
+        )
+
     def _new_key(self) -> RadixKey:
-        """Return a key of few different pages, so that keys share prefixes, and perhaps a tail."""
+        """Return a key of few different pages: new, or what another begins with, or more of it."""
         dice, page_size = self.dice, GEOMETRY.page_size
-        tokens = [
-            page * page_size + offset
-            for page in dice.choices(range(self._alphabet), k=dice.randint(1, _MAX_KEY_PAGES))
-            for offset in range(page_size)
-        ]
-        tail = [0] * dice.randrange(page_size)
-        key = RadixKey([*tokens, *tail], cache_salt=dice.choice([None, None, "tenant"]))
+        key = RadixKey([], cache_salt=dice.choice([None, None, "tenant"]))
+        if self._keys and dice.random() < 0.6:
+            key = dice.choice(self._keys)
+            key = key.prefix(dice.randint(1, len(key) // page_size) * page_size)
+        num_more = _MAX_KEY_PAGES - len(key) // page_size
+        pages = dice.choices(range(self._alphabet), k=dice.randint(not len(key), num_more))
+        key = key.extend(
+            [page * page_size + offset for page in pages for offset in range(page_size)]
+        )
+        # A tail below a page is nobody's.
+        key = key.extend([0] * dice.randrange(page_size))
         self._keys.append(key)
         return key
 
     def _admit(self) -> str:
-        dice, scheduler = self.dice, self._scheduler
-        waiting, moving = scheduler.waiting, scheduler.moving
-        # Under some policies to ask is to end the prefetch.
-        patient = [request for request in waiting if request not in moving]
-        request = dice.choice(patient if patient and dice.random() < 0.8 else waiting)
-        mem_quota = dice.choice([None, None, None, 2 * GEOMETRY.page_size])
-        return scheduler.admit(request, mem_quota=mem_quota)
+        return self._try_to_run(self._scheduler.ready)
+
+    def _ask(self) -> str:
+        """Ask for what still moves: under some policies, to ask is to end the prefetch."""
+        return self._try_to_run(self._scheduler.waiting)
+
+    def _try_to_run(self, requests: list[Request]) -> str:
+        mem_quota = self.dice.choice([None, None, None, 2 * GEOMETRY.page_size])
+        return self._scheduler.admit(self.dice.choice(requests), mem_quota=mem_quota)
 
     def _compute(self) -> str:
         request = self.dice.choice(self._scheduler.computable)
@@ -215,13 +229,13 @@ class Actions:
         def meets(fault: Fault) -> Callable[[], set[Meeting]]:
             return partial(prospects.of_copy, operation, fault)
 
-        breaking, name = weight * self._fault_rate / 4, kind.value
+        name = kind.value
         return {
             f"run_{name}": Action(
                 weight, can_run, partial(self._run, kind), partial(prospects.of_end, operation)
             ),
             f"break_{name}": Action(
-                breaking, can_run, partial(self._break, kind), meets(Fault.RAISE)
+                5 * self._fault_rate, can_run, partial(self._break, kind), meets(Fault.RAISE)
             ),
             f"stall_{name}": Action(
                 0.15, can_run, partial(self._stall, operation), meets(Fault.DELAY)
@@ -267,7 +281,8 @@ class Actions:
                 6, lambda: executor.delayed, self._return_call, prospects.of_return
             ),
             "return_late": Action(1.5, lambda: executor.hanging, self._return_late),
-            "pass_time": Action(2, lambda: executor.under_way, self._pass_time, prospects.of_time),
+            "pass_time": Action(2, self._is_time_awaited, self._pass_time, prospects.of_time),
+            "fill_store": Action(0.7, _always, self._fill_store),
         }
         for fault in _STORAGE_FAULTS:
             table[f"begin_{fault.value}"] = Action(
@@ -294,7 +309,7 @@ class Actions:
         if dice.random() < pause_rate:
             plan = CallPlan(fault, dice.choice([0, 0, 1, 2]), hangs=dice.random() < 0.3)
         executor.begin(call, plan)
-        return f"{_name(call)} with {plan}: {call.state.value}"
+        return f"{_name(call)} {_plan_text(plan)}: {call.state.value}"
 
     def _return_call(self) -> str:
         return self._resume(self.dice.choice(self._system.executor.delayed))
@@ -306,10 +321,20 @@ class Actions:
         self._system.executor.resume(call)
         return f"{_name(call)}: {call.state.value}"
 
+    def _is_time_awaited(self) -> bool:
+        running = len(self._system.executor.under_way) - self._system.executor.num_abandoned
+        return running > 0 or bool(self._scheduler.moving)
+
     def _pass_time(self) -> str:
         seconds = self.dice.choice(_PASSING_SECONDS)
         self._system.clock.advance(seconds)
         return f"{seconds} s"
+
+    def _fill_store(self) -> str:
+        """Store the pages of a key, as another process might do."""
+        key = self.dice.choice(self._keys)
+        self._system.store.fill(key)
+        return f"{len(key)} tokens"
 
     def _spoil_page(self, fault: Fault) -> str:
         """Lose or damage a stored page, of those that are being read if there are any."""
@@ -326,6 +351,13 @@ class Actions:
 
 def _always() -> bool:
     return True
+
+
+def _plan_text(plan: CallPlan) -> str:
+    fault = "soundly" if plan.fault is None else f"with fault {plan.fault.value}"
+    if plan.pause_at is None:
+        return fault
+    return f"{fault}, pausing at {plan.pause_at}{' until it is given up' if plan.hangs else ''}"
 
 
 def _name(call: StorageCall) -> str:

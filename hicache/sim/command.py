@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from typing import TYPE_CHECKING
 
+from hicache.errors import ConfigError
 from hicache.sim.coverage import DECLARED
 from hicache.sim.simulation import COVERING_STEPS, simulate
 
@@ -44,6 +46,10 @@ def run_simulate(arguments: SimulateArguments, *, say: Callable[[str], None]) ->
     Raises:
         ConfigError: an argument cannot work.
     """
+    target = arguments.json_path
+    if target is not None:
+        # Before the work, so that no long run ends without its report.
+        _require_writable(target)
     started = time.monotonic()
     with _progress(arguments.steps) as progress:
         report = simulate(arguments.seed, arguments.steps, progress=progress)
@@ -61,11 +67,19 @@ def run_simulate(arguments: SimulateArguments, *, say: Callable[[str], None]) ->
         say(f"never met, though {COVERING_STEPS} steps have to meet it:\n  {names}")
     else:
         say("every invariant held after every step")
-    if arguments.json_path is not None:
-        arguments.json_path.parent.mkdir(parents=True, exist_ok=True)
+    if target is not None:
         text = json.dumps(_to_json(report, seconds), indent=2)
-        arguments.json_path.write_text(text + "\n", encoding="utf-8")
+        target.write_text(text + "\n", encoding="utf-8")
     return 0 if report.passed else 1
+
+
+def _require_writable(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--json {target}: {error}") from error
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"--json {target} cannot be written; name a file in a writable folder")
 
 
 def failure_text(report: Report, failure: Failure) -> str:

@@ -22,8 +22,8 @@ __all__ = ["Decision", "Episode"]
 
 _MAX_ROUNDS_TO_END = 100
 _MANY_PAGES = 10**6
-_SOUGHT = 12.0
-"""How much more often is done what perhaps brings about a meeting that was not yet."""
+_SOUGHT = 20.0
+"""Added to the weight of what perhaps brings about a meeting that was not yet."""
 
 _CLOSE_SECONDS = 1.0
 

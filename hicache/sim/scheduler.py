@@ -94,6 +94,12 @@ class Scheduler:
         return [request for request in self.requests if request.node is None]
 
     @property
+    def ready(self) -> list[Request]:
+        """Waiting requests of which nothing is in flight."""
+        moving = self.moving
+        return [request for request in self.waiting if request not in moving]
+
+    @property
     def running(self) -> list[Request]:
         """Requests with a lock."""
         return [request for request in self.requests if request.node is not None]

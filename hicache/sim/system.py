@@ -84,7 +84,7 @@ class SystemOptions:
             batch_pages=rng.choice([1, 2, 3]),
             num_workers=rng.choice([1, 1, 1, 2, 3]),
             max_abandoned=rng.choice([0, 0, 0, 1, 8]),
-            max_store_pages=rng.choice([None, 12]),
+            max_store_pages=rng.choice([None, 6]),
         )
 
     def config(self) -> HiCacheConfig:

@@ -58,9 +58,17 @@ def test_a_broken_invariant_ends_with_1_the_seed_the_step_and_the_shortest_run(
     assert simulate(1, step - 1, shrink_steps=0).failure is None
 
 
-def test_an_argument_that_cannot_work_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_that_cannot_work_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["simulate", "--steps", "0"]) == 2
     assert "at least 1 step" in capsys.readouterr().err
+    assert main(["simulate", "--json", str(tmp_path)]) == 2
+    assert "name a file" in capsys.readouterr().err
+    blocked = tmp_path / "file"
+    blocked.touch()
+    assert main(["simulate", "--json", str(blocked / "report.json")]) == 2
+    assert "--json" in capsys.readouterr().err
 
 
 def test_the_table_shows_what_is_missing_and_what_nobody_declared() -> None:

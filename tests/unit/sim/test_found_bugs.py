@@ -38,3 +38,18 @@ def test_writes_ahead_end_when_the_host_has_no_room_for_them() -> None:
     serve(scheduler, key_of(1, 4))
     system.cache.check_hicache_events()
     assert system.cache.num_in_flight == 0
+
+
+def test_writes_ahead_do_not_undo_each_other() -> None:
+    """On a small host, the copy of one victim made room for that of the next, for ever."""
+    system, scheduler = rank(
+        write_policy=WritePolicy.WRITE_BACK, num_host_pages=3, write_watermark=1.0
+    )
+    serve(scheduler, key_of(1, 2))
+    serve(scheduler, key_of(3, 4))
+    system.cache.check_hicache_events()
+    assert system.cache.num_in_flight == 1
+    system.run_all()
+    assert system.cache.num_in_flight == 1
+    system.run_all()
+    assert system.cache.num_in_flight == 0

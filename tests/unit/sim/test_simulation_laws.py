@@ -49,7 +49,6 @@ def test_fewer_steps_are_the_beginning_of_more() -> None:
     assert sum(told) == 400
 
 
-@pytest.mark.slow
 def test_a_long_run_finds_nothing_and_meets_every_declared_pair() -> None:
     report = simulate(0, COVERING_STEPS)
     require_sound(report)
