@@ -163,6 +163,13 @@ class HiCacheConfig(Section):
             at_least=0,
         ),
     )
+    write_by_layer: bool = field(
+        default=True,
+        metadata=about(
+            "with write_through, copy each layer when the forward pass has ended it, not when all "
+            "have ended; needs an engine that reserves writes"
+        ),
+    )
     prefetch_policy: PrefetchPolicy = field(
         default=PrefetchPolicy.BEST_EFFORT,
         metadata=about("how long a request waits for pages that storage is still delivering"),

@@ -84,7 +84,7 @@ def agree_on_finished(
 
 
 def _copy_value(ack: HiCacheAck) -> int:
-    return _NOT_YET if ack.num_good is None else ack.num_good
+    return _NOT_YET if ack.num_good is None or ack.reserved else ack.num_good
 
 
 def _prefetch_value(operation: PrefetchOperation) -> int:

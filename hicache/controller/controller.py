@@ -16,6 +16,7 @@ from hicache.controller.records import (
     QueryJob,
     WriteJob,
 )
+from hicache.controller.reservations import WriteReservations
 from hicache.controller.stats import MovementStats
 from hicache.errors import HiCacheError
 from hicache.radix import CopyKind
@@ -53,6 +54,7 @@ class HiCacheController:
 
     Attributes:
         writes, loads: copies that have not ended.
+        reservations: writes begun before a forward pass.
         stats: per movement.
     """
 
@@ -72,6 +74,12 @@ class HiCacheController:
         self.writes = CopyQueue()
         self.loads = CopyQueue()
         self.stats = {kind: MovementStats() for kind in CopyKind}
+        self.reservations = WriteReservations(
+            self.writes,
+            host_allocator=host_allocator,
+            mover=mover,
+            max_writes_in_flight=_MAX_WRITES_IN_FLIGHT,
+        )
         self._mover = mover
         self._ranks = ranks
         self._prefetches: dict[OperationId, PrefetchOperation] = {}
@@ -148,6 +156,15 @@ class HiCacheController:
         if producer >= 0:
             self.loads.sent(ack)
         return producer
+
+    def reserve_write(self, request_id: RequestId, device_pages: IntArray) -> bool:
+        """See `WriteReservations.reserve`, whose other methods end what this begins."""
+        return self.reservations.reserve(
+            request_id,
+            device_pages,
+            operation_id=self._new_id(),
+            generation=self.generation,
+        )
 
     # -- L2 <-> L3 ---------------------------------------------------------------------------
 
@@ -325,6 +342,7 @@ class HiCacheController:
     def reset(self) -> None:
         """Begin a new generation; jobs in flight end as ever, with tickets that are void."""
         self.generation += 1
+        self.reservations.abandon_all()
         for operation in self._prefetches.values():
             self.terminate_prefetch(operation)
 
@@ -334,6 +352,7 @@ class HiCacheController:
 
     def close(self, timeout_seconds: float) -> bool:
         """Stop the moving side; False when a call of it still runs."""
+        self.reservations.abandon_all()
         stopped = self._mover.close(timeout_seconds)
         if stopped:
             self._storage = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hicache.controller.records import CopyResult
+from hicache.controller.layer_writes import LayerWrites
+from hicache.controller.running_copy import RunningCopy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from hicache.controller.storage_tier import StorageTier
     from hicache.device import Device, Event, Stream
     from hicache.pools import HostKVPool
-    from hicache.transfer import LayerDoneCounter, LayerLoadingEvent, TransferEngine, TransferPlan
+    from hicache.transfer import LayerDoneCounter, TransferEngine, TransferPlan
     from hicache.types import OperationId
 
 __all__ = ["LocalMover", "Mover", "PoolPair"]
@@ -42,7 +44,17 @@ class Mover(Protocol):
     """
 
     def submit_write(self, job: WriteJob) -> None:
-        """Start a write after the work that the compute stream has now."""
+        """Start a write after the work that the compute stream has now.
+
+        One `by_layer` copies the layers that forward passes end from now on, until all are copied
+        or `finish_write` is called.
+        """
+
+    def finish_write(self, operation_id: OperationId, *, wanted: bool) -> None:
+        """End a write `by_layer`: copy at once what is missing, or, not wanted, copy no more.
+
+        No effect when all layers were copied by themselves.
+        """
 
     def submit_load(self, job: LoadJob) -> int:
         """Start a load and return its producer index; -1 when every slot is busy: try again."""
@@ -69,20 +81,10 @@ class Mover(Protocol):
         """Drain streams, stop workers, close the store; False when something still runs."""
 
 
-class _Copy(NamedTuple):
-    job: WriteJob | LoadJob
-    num_bytes: int
-    load: LayerLoadingEvent | None
-    finished: Event
-    stamps: list[float]
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.finished.error if self.load is None else self.load.error
-
-
 class LocalMover:
     """A mover in the process of the model.
+
+    One thread calls, but `on_layer_end`, which the model's thread may call.
 
     Args:
         device: where streams and events come from.
@@ -109,36 +111,68 @@ class LocalMover:
         self._num_layers = max(pair.engine.num_layers for pair in pairs)
         self._write_stream = device.create_stream("write")
         self._load_stream = device.create_stream("load")
-        self._writes: deque[_Copy] = deque()
-        self._loads: deque[_Copy] = deque()
+        self._writes: deque[RunningCopy] = deque()
+        self._loads: deque[RunningCopy] = deque()
+        self._layer_writes = LayerWrites(
+            device, self._write_stream, [pair.engine for pair in pairs]
+        )
+        # The write stream's: a scheduler's thread and the model's may both have work for it.
+        self._write_lock = threading.Lock()
 
     def submit_write(self, job: WriteJob) -> None:
         """See `Mover.submit_write`."""
-        stream, finished = self._write_stream, self._device.create_event()
-        plans, stamps = self._plans(job), list[float]()
-        self._start(stream, self._device.create_event(), stamps)
-        stream.enqueue(partial(self._write_layers, plans))
-        stream.enqueue(partial(self._stamp, stamps))
-        stream.record(finished)
-        self._writes.append(_Copy(job, self._num_bytes(plans), None, finished, stamps))
+        plans, stream = self._plans(job), self._write_stream
+        copy = self._new_copy(job, plans)
+        with self._write_lock:
+            if job.by_layer:
+                self._layer_writes.begin(copy, plans)
+            else:
+                self._start(stream, self._device.create_event())
+                stream.enqueue(copy.stamp)
+                stream.enqueue(partial(self._write_layers, plans))
+                stream.enqueue(copy.stamp)
+                stream.record(copy.finished)
+        self._writes.append(copy)
+
+    def finish_write(self, operation_id: OperationId, *, wanted: bool) -> None:
+        """See `Mover.finish_write`."""
+        with self._write_lock:
+            self._layer_writes.finish(operation_id, wanted=wanted)
+
+    def on_layer_end(self, layer: int, source: int = 0) -> None:
+        """Copy `layer` for the writes that wait for it; what a device pool calls.
+
+        To be called when the model has stored, or enqueued to store, all that the pass stores in
+        this layer. Cheap when no write waits.
+
+        Args:
+            layer: of the pool.
+            source: which pool: the model's KV is 0, side pools follow.
+        """
+        if not self._layer_writes:
+            return
+        with self._write_lock:
+            self._layer_writes.layer_ended(layer, source)
 
     def submit_load(self, job: LoadJob) -> int:
         """See `Mover.submit_load`."""
-        plans, stamps = self._plans(job), list[float]()
+        plans = self._plans(job)
         index = self._counter.update_producer()
         if index is None:
             return -1
         stream, load = self._load_stream, self._counter.event(index)
-        self._start(stream, load.start_event, stamps)
+        copy = self._new_copy(job, plans)
+        self._start(stream, load.start_event)
+        stream.enqueue(copy.stamp)
         for layer in range(self._num_layers):
             for pair, plan in zip(self._pairs, plans, strict=True):
                 if layer < pair.engine.num_layers:
                     stream.enqueue(partial(pair.engine.load_layer, plan, layer))
             load.complete(layer, stream)
-        finished = self._device.create_event()
-        stream.enqueue(partial(self._stamp, stamps))
-        stream.record(finished)
-        self._loads.append(_Copy(job, self._num_bytes(plans), load, finished, stamps))
+        stream.enqueue(copy.stamp)
+        stream.record(copy.finished)
+        copy.checked = load.layer_events
+        self._loads.append(copy)
         return index
 
     def submit_storage(self, job: StorageJob) -> None:
@@ -152,9 +186,10 @@ class LocalMover:
     def poll(self) -> list[Result]:
         """See `Mover.poll`."""
         results: list[Result] = []
+        launched_only = self._device.torch_device.type == "cuda"
         for copies in (self._writes, self._loads):
-            while copies and copies[0].finished.query():
-                results.append(self._result(copies.popleft()))
+            while copies and copies[0].done:
+                results.append(copies.popleft().result(launched_only=launched_only))
         return results + self._storage.poll()
 
     def attach_storage(self, config: StorageConfig) -> None:
@@ -175,6 +210,8 @@ class LocalMover:
         Host memory that a hung call may still write to stays mapped.
         """
         end = self._clock.now() + timeout_seconds
+        with self._write_lock:
+            self._layer_writes.abandon_all()
         stopped = True
         for stream in (self._write_stream, self._load_stream):
             stopped &= stream.close(max(0.0, end - self._clock.now()))
@@ -187,11 +224,13 @@ class LocalMover:
     def _plans(self, job: WriteJob | LoadJob) -> list[TransferPlan]:
         return [pair.engine.plan(job.device_pages, job.host_pages) for pair in self._pairs]
 
-    def _num_bytes(self, plans: Sequence[TransferPlan]) -> int:
-        return sum(
+    def _new_copy(self, job: WriteJob | LoadJob, plans: Sequence[TransferPlan]) -> RunningCopy:
+        num_bytes = sum(
             pair.engine.layer_bytes(plan) * pair.engine.num_layers
             for pair, plan in zip(self._pairs, plans, strict=True)
         )
+        finished = self._device.create_event()
+        return RunningCopy(job, num_bytes=num_bytes, finished=finished, now=self._clock.now)
 
     def _write_layers(self, plans: Sequence[TransferPlan]) -> None:
         """Copy all layers; one piece of work, as nobody waits for a single one."""
@@ -200,7 +239,7 @@ class LocalMover:
                 if layer < pair.engine.num_layers:
                     pair.engine.write_layer(plan, layer)
 
-    def _start(self, stream: Stream, started: Event, stamps: list[float]) -> None:
+    def _start(self, stream: Stream, started: Event) -> None:
         """Let `stream` wait for what the model has enqueued, which may still use the pages.
 
         After the start event, so that a wait in vain fails the copy that follows it.
@@ -209,22 +248,3 @@ class LocalMover:
         compute.record(used)
         stream.record(started)
         stream.wait(used)
-        stream.enqueue(partial(self._stamp, stamps))
-
-    def _stamp(self, stamps: list[float]) -> None:
-        stamps.append(self._clock.now())
-
-    def _result(self, copy: _Copy) -> CopyResult:
-        error = copy.error
-        seconds = copy.stamps[-1] - copy.stamps[0]
-        if self._device.torch_device.type == "cuda":
-            # There the stamps tell when work was launched; what is left is an upper bound.
-            seconds = self._clock.now() - copy.stamps[0]
-        return CopyResult(
-            operation_id=copy.job.operation_id,
-            generation=copy.job.generation,
-            good=error is None,
-            num_bytes=copy.num_bytes if error is None else 0,
-            seconds=seconds,
-            error="" if error is None else f"{type(error).__name__}: {error}",
-        )

@@ -20,7 +20,8 @@ class CacheOperation:
     """One write or load. Owns its target pages until it has ended.
 
     Attributes:
-        ticket: to be given back to the tree when the copy has ended.
+        ticket: to be given back to the tree when the copy has ended; None while, or because, the
+            pages belong to no node.
         device_pages, host_pages: one of them is the source, the other the target.
         priority: a smaller number goes first; None is last.
     """
@@ -39,11 +40,13 @@ class HiCacheAck:
 
     Attributes:
         num_good: None until the job has ended; then 1 when it went well and 0 when it failed.
+        reserved: nobody has said yet what its pages are for; until then it does not end.
     """
 
     operation_id: OperationId
     operations: tuple[CacheOperation, ...]
     num_good: int | None = None
+    reserved: bool = False
 
 
 @dataclasses.dataclass(eq=False)

@@ -47,11 +47,16 @@ class _Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WriteJob(_Job):
-    """Copy all layers of device pages to host pages."""
+    """Copy all layers of device pages to host pages.
+
+    Attributes:
+        by_layer: copy each layer when the forward pass that fills the pages has ended it.
+    """
 
     device_pages: IntArray
     host_pages: IntArray
     node_ids: tuple[NodeId, ...]
+    by_layer: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +108,11 @@ class Phase(str, Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopyResult:
-    """A write or load that has ended; all of its pages arrived, or none counts."""
+    """A write or load that has ended; all of its pages arrived, or none counts.
+
+    Attributes:
+        abandoned: nobody wanted it any more; nothing went wrong.
+    """
 
     operation_id: OperationId
     generation: int
@@ -111,6 +120,14 @@ class CopyResult:
     num_bytes: int
     seconds: float
     error: str = ""
+    abandoned: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """In a word, for counters."""
+        if self.abandoned:
+            return "abandoned"
+        return "ok" if self.good else "failed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ class MovementStats:
         num_operations: jobs that ended, well or not.
         num_bytes: that arrived.
         seconds: that copies or backend calls took, summed over those that run side by side.
-        outcomes: pages by outcome, for storage; jobs as `ok` and `failed`, for copies.
+        outcomes: pages by outcome, for storage; jobs as `ok`, `failed` and `abandoned`, for copies.
         last_error: for people.
     """
 
@@ -39,7 +39,7 @@ class MovementStats:
             self.num_operations += 1
             self.num_bytes += result.num_bytes
             self.seconds += result.seconds
-            self.outcomes["ok" if result.good else "failed"] += 1
+            self.outcomes[result.outcome] += 1
         elif isinstance(result, PagesResult):
             self.num_operations += result.phase is Phase.ENDED
             self.num_bytes += result.num_bytes

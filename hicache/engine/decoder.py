@@ -155,6 +155,7 @@ class Decoder(ABC, Generic[_ConfigT, _LayerT]):
         for index, layer in enumerate(self._weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
             attended = self._attention(index, normed, batch, rotation, pool)
+            pool.end_layer(index)
             hidden = hidden + linear(attended, layer.attention_output)
             normed = self._norm(hidden, layer.ffn_norm)
             gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)

@@ -175,6 +175,7 @@ class Engine:
             )
             for request, count in batch
         ]
+        self._reserve_writes(batch)
         try:
             logits = self._model.forward(chunks, self._pool)
         except TransferError:
@@ -301,6 +302,12 @@ class Engine:
                 return False
         return True
 
+    def _reserve_writes(self, batch: list[tuple[Request, int]]) -> None:
+        """Let the pages of prompts be written while they are computed; they are inserted next."""
+        for request, count in batch:
+            if request.num_computed < request.num_prompt_tokens:
+                self._pages.reserve_write(request, count)
+
     def _take_results(self, batch: list[tuple[Request, int]], logits: torch.Tensor) -> None:
         top = torch.topk(logits, 2, dim=-1)
         ids, values = top.indices.tolist(), top.values.tolist()
@@ -337,6 +344,8 @@ class Engine:
     def _retract_failed_loads(self, batch: list[Request]) -> None:
         """Compute again what a failed load was to bring; its pages still belong to the load."""
         for request in batch:
+            if self.cache is not None:
+                self.cache.abandon_write(request.request_id)
             if request.producer != -1:
                 request.num_failed_loads += 1
                 self.running.remove(request)

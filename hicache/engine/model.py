@@ -57,6 +57,9 @@ class KVPool(Protocol):
         `[num_tokens, num_heads, dim]` each: keys and values, or latents and rotated keys.
         """
 
+    def end_layer(self, layer: int) -> None:
+        """Say that the pass has stored, or enqueued to store, all it stores in `layer`."""
+
 
 class Model(Protocol):
     """Computes tokens over a paged pool of the kind that its attention needs; inference only."""

@@ -49,6 +49,16 @@ class RequestPages:
             request.pages = np.concatenate([request.pages, pages])
         return True
 
+    def reserve_write(self, request: Request, num_tokens: int) -> None:
+        """Let the pages that a pass over the next `num_tokens` tokens completes be written in it.
+
+        `insert` or `abandon_write` has to follow.
+        """
+        if self._cache is None or not request.cacheable:
+            return
+        last = (request.num_computed + num_tokens) // self._page_size
+        self._cache.reserve_write(request.request_id, request.pages[request.num_tree_pages : last])
+
     def insert(self, request: Request, *, chunked: bool) -> None:
         """Give the tree what is computed, and let the page table point at the tree's pages.
 

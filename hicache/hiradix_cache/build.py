@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
 from hicache.controller import HiCacheController, LocalMover, PoolPair, StorageTier, thread_executor
 from hicache.errors import ConfigError
 from hicache.hiradix_cache.cache import HiRadixCache
-from hicache.pools import PageAllocator, create_host_pool, host_pool_pages
+from hicache.pools import PageAllocator, ReportsLayerEnds, create_host_pool, host_pool_pages
 from hicache.ranks import SingleRank
 from hicache.storage import StorageBackendFactory
 from hicache.transfer import LayerDoneCounter, TorchTransferEngine
@@ -40,8 +41,9 @@ def create_local_mover(
 ) -> tuple[LocalMover, LayerDoneCounter]:
     """Allocate the host pools and return the moving side over them, with the counter of its loads.
 
-    The counter is registered with the device pools, so that the model's layers wait. Arguments and
-    errors are as for `create_hiradix_cache`.
+    The counter is registered with the device pools, so that the model's layers wait, and so is the
+    mover with those that report the end of layers. Arguments and errors are as for
+    `create_hiradix_cache`.
     """
     device_pools = (device_pool, *side_pools)
     _require_same_pages(device_pools)
@@ -76,8 +78,10 @@ def create_local_mover(
             clock=clock,
         )
         undo.pop_all()
-    for pool in device_pools:
+    for source, pool in enumerate(device_pools):
         pool.register_layer_transfer_counter(counter)
+        if isinstance(pool, ReportsLayerEnds):
+            pool.register_layer_end_notifier(partial(mover.on_layer_end, source=source))
     return mover, counter
 
 
@@ -146,6 +150,8 @@ def create_hiradix_cache(
         mover.close(timeout_seconds=5.0)
         for pool in (device_pool, *side_pools):
             pool.register_layer_transfer_counter(None)
+            if isinstance(pool, ReportsLayerEnds):
+                pool.register_layer_end_notifier(None)
         raise
     return HiRadixCache(controller, clock=clock), counter
 

@@ -46,6 +46,7 @@ class HiRadixCache:
         controller: carries the movements out; closed with the cache.
         create_policy: order of eviction.
         clock: for prefetches under `timeout`.
+        sleep: called with seconds by `flush` between its steps.
 
     Attributes:
         counters: events by name, for people and tests; no number ever decreases.
@@ -57,8 +58,10 @@ class HiRadixCache:
         *,
         create_policy: Callable[[], EvictionPolicy] = LruPolicy,
         clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._clock = clock or MonotonicClock()
+        self._sleep = sleep
         self.config = controller.config
         self.controller = controller
         self.tree = RadixTree(self.config.page_size, create_policy=create_policy)
@@ -118,7 +121,7 @@ class HiRadixCache:
         else:
             # Whoever did not ask for it before its end does not want it.
             self._prefetcher.pop_loaded_tokens(request_id)
-        self._writer.after_insert(result)
+        self._writer.after_insert(result, request_id)
         return result
 
     def inc_lock_ref(self, node: RadixNode) -> None:
@@ -132,6 +135,30 @@ class HiRadixCache:
         self.tree.unlock(node)
 
     # -- L1 -> L2 ----------------------------------------------------------------------------
+
+    def reserve_write(self, request_id: RequestId, device_pages: IntArray) -> bool:
+        """Begin to write pages that the next forward pass completes, each layer when it ends.
+
+        For a request that `insert` follows for right after the pass: there the write becomes that
+        of the new node, or is given up when the node has other pages. `abandon_write` gives it up
+        when no insertion follows. Only with `write_through` and `write_by_layer`, and while the
+        host has room; else the pages are written after the insertion. No layer may end between the
+        reservation and the pass.
+
+        Args:
+            request_id: one reservation at a time.
+            device_pages: the request's own pages that the pass completes, in order.
+
+        Returns:
+            Whether layers are copied as they end; either answer needs nothing more of the caller.
+        """
+        self._check_thread()
+        return self._writer.reserve(request_id, device_pages)
+
+    def abandon_write(self, request_id: RequestId) -> None:
+        """Give up a `reserve_write` that no insertion follows; no effect without one."""
+        self._check_thread()
+        self.controller.reservations.abandon(request_id)
 
     def write_backup(self, node: RadixNode) -> int:
         """Queue a write of `node` and of its ancestors that lack a host copy.
@@ -207,6 +234,7 @@ class HiRadixCache:
     def release_aborted_request(self, request_id: RequestId) -> None:
         """Forget a request that will not be inserted any more; its prefetch ends."""
         self._counted_pages.pop(request_id, None)
+        self.controller.reservations.abandon(request_id)
         self._prefetcher.abort(request_id)
 
     def attach_storage_backend(self, storage: StorageConfig) -> None:
@@ -290,7 +318,7 @@ class HiRadixCache:
                 if not num_left or num_left == before:
                     break
             self.check_hicache_events()
-            time.sleep(_FLUSH_STEP_SECONDS)
+            self._sleep(_FLUSH_STEP_SECONDS)
         return num_left
 
     def close(self, timeout_seconds: float = 10.0) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hicache.hiradix_cache.persisting import Persister
     from hicache.hiradix_cache.returning import PageReturns
     from hicache.radix import InsertResult, RadixNode, RadixTree, Ticket
-    from hicache.types import IntArray
+    from hicache.types import IntArray, RequestId
 
 __all__ = ["HostWriter"]
 
@@ -61,11 +61,22 @@ class HostWriter:
         self._watermark_pages = int(controller.config.write_watermark * num_pages)
         self._behind: deque[RadixNode] = deque(maxlen=_MAX_BEHIND)
 
-    def after_insert(self, result: InsertResult) -> None:
+    def reserve(self, request_id: RequestId, device_pages: IntArray) -> bool:
+        """See `HiRadixCache.reserve_write`."""
+        wanted = (
+            self._policy is WritePolicy.WRITE_THROUGH and self._controller.config.write_by_layer
+        )
+        if not wanted or not len(device_pages):
+            return False
+        self._make_room(len(device_pages))
+        return self._controller.reserve_write(request_id, device_pages)
+
+    def after_insert(self, result: InsertResult, request_id: RequestId) -> None:
         """Queue what the policy writes because of an insertion, and start it."""
         node = result.node
         if self._policy is WritePolicy.WRITE_THROUGH:
-            self.write_backup(node)
+            self.write_backup(node, reserved_by=request_id)
+            self._controller.reservations.abandon(request_id)
         elif self._policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             # Nobody uses a run without its prefix, so counts do not rise on the way down.
             while node.hit_count < _SELECTIVE_HITS and node.parent is not None:
@@ -77,12 +88,12 @@ class HostWriter:
         if node.host_pages is not None:
             self._persister.persist(node)
 
-    def write_backup(self, node: RadixNode) -> int:
-        """See `HiRadixCache.write_backup`."""
+    def write_backup(self, node: RadixNode, *, reserved_by: RequestId | None = None) -> int:
+        """See `HiRadixCache.write_backup`; may be what a request has reserved."""
         ticket = self._tree.begin_write(node)
         if ticket is None:
             return 0
-        if not self._queue(ticket):
+        if not self._queue(ticket, reserved_by=reserved_by):
             self._drop(ticket)
             return 0
         return ticket.num_pages
@@ -108,12 +119,8 @@ class HostWriter:
 
     def alloc_host(self, num_pages: int) -> IntArray | None:
         """Allocate host pages, evicting others once if need be; None when that is not enough."""
-        allocator = self._controller.host_allocator
-        pages = allocator.alloc(num_pages)
-        if pages is None and num_pages <= allocator.num_pages:
-            self.evict_host(num_pages - allocator.num_available)
-            pages = allocator.alloc(num_pages)
-        return pages
+        self._make_room(num_pages)
+        return self._controller.host_allocator.alloc(num_pages)
 
     def step(self) -> None:
         """Start writes that wait for an idle stream, and those that few free pages call for."""
@@ -143,7 +150,10 @@ class HostWriter:
 
     def finish(self, write: CacheOperation, *, good: bool) -> None:
         """Give the outcome of a write to the tree, and persist what has arrived."""
-        assert write.ticket is not None
+        if write.ticket is None:
+            # It was reserved, and what was computed did not become a node of its own.
+            self._counters["abandoned_write_pages"] += self._returns.host(write.host_pages)
+            return
         self._end(write.ticket, write.host_pages, write.ticket.num_pages if good else 0)
 
     def reset(self) -> None:
@@ -167,22 +177,34 @@ class HostWriter:
             if not self._queue(ticket, keep_duplicates=True):
                 self._end(ticket, _NONE, 0)
 
-    def _queue(self, ticket: Ticket, *, keep_duplicates: bool = False) -> bool:
+    def _queue(
+        self,
+        ticket: Ticket,
+        *,
+        keep_duplicates: bool = False,
+        reserved_by: RequestId | None = None,
+    ) -> bool:
         """Queue the write of `ticket`; False, and nothing has happened, without host pages.
 
         Neither is a write queued that has failed already, with one that was begun before it.
         """
         if self._tree.write_has_failed(ticket):
             return False
+        controller = self._controller
         pages = self._tree.ticket_device_pages(ticket)
-        if self._controller.write(pages, ticket=ticket) is not None:
+        if reserved_by is not None and controller.reservations.use(
+            reserved_by, pages, ticket=ticket
+        ):
             return True
+        self._make_room(len(pages), keep_duplicates=keep_duplicates)
+        return controller.write(pages, ticket=ticket) is not None
+
+    def _make_room(self, num_pages: int, *, keep_duplicates: bool = False) -> None:
+        """Evict host pages so that `num_pages` can be allocated, if that many can be at all."""
         allocator = self._controller.host_allocator
-        if len(pages) > allocator.num_pages:
-            return False
-        missing = len(pages) - allocator.num_available
-        self.evict_host(missing, keep_duplicates=keep_duplicates)
-        return self._controller.write(pages, ticket=ticket) is not None
+        if allocator.num_available < num_pages <= allocator.num_pages:
+            missing = num_pages - allocator.num_available
+            self.evict_host(missing, keep_duplicates=keep_duplicates)
 
     def _drop(self, ticket: Ticket) -> int:
         """End a write for which the host has no room; return the device pages that became free."""

@@ -9,7 +9,7 @@ them as an `Allocator` and a `DevicePool`.
 from __future__ import annotations
 
 from hicache.pools.allocator import PageAllocator
-from hicache.pools.base import Allocator, DevicePool, LayerCounter
+from hicache.pools.base import Allocator, DevicePool, LayerCounter, ReportsLayerEnds
 from hicache.pools.device import DeviceKVPool
 from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
 from hicache.pools.indices import SlotTable, expand_pages, pages_of_slots
@@ -25,6 +25,7 @@ __all__ = [
     "HostKVPool",
     "LayerCounter",
     "PageAllocator",
+    "ReportsLayerEnds",
     "SlotTable",
     "create_host_pool",
     "expand_pages",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from hicache.layout import PageGeometry
     from hicache.types import IntArray
 
-__all__ = ["Allocator", "DevicePool", "LayerCounter"]
+__all__ = ["Allocator", "DevicePool", "LayerCounter", "ReportsLayerEnds"]
 
 
 class Allocator(Protocol):
@@ -70,3 +72,14 @@ class DevicePool(Protocol):
 
     def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
         """Let every reader of a layer wait for `counter` first; `None` ends that."""
+
+
+@runtime_checkable
+class ReportsLayerEnds(Protocol):
+    """What a device pool may offer besides, so that pages are written while a pass still runs."""
+
+    def register_layer_end_notifier(self, notify: Callable[[int], None] | None) -> None:
+        """Let `notify(layer)` be called when a pass has stored all it stores in a layer.
+
+        `None` ends that. Called in the model's thread.
+        """

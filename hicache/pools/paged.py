@@ -10,6 +10,8 @@ from hicache.device.host_memory import available_host_memory_bytes
 from hicache.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache.layout import PageGeometry
     from hicache.pools.base import LayerCounter
 
@@ -45,10 +47,20 @@ class DevicePages:
         self._layer_parts = [layer.unbind(0) for layer in pages.unbind(1)]
         self._layer_rows = [layer.unbind(0) for layer in pages.flatten(2, 3).unbind(1)]
         self._counter: LayerCounter | None = None
+        self._notify_layer_end: Callable[[int], None] | None = None
 
     def register_layer_transfer_counter(self, counter: LayerCounter | None) -> None:
         """Let every reader of a layer wait for `counter` first; `None` ends that."""
         self._counter = counter
+
+    def register_layer_end_notifier(self, notify: Callable[[int], None] | None) -> None:
+        """See `hicache.pools.ReportsLayerEnds`; `end_layer` calls it."""
+        self._notify_layer_end = notify
+
+    def end_layer(self, layer: int) -> None:
+        """Say that the pass has stored, or enqueued to store, all it stores in `layer`."""
+        if self._notify_layer_end is not None:
+            self._notify_layer_end(layer)
 
     def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
         """Return each part of `layer` as a view `[num_pages, page_size, num_heads, dim]`.

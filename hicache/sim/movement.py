@@ -97,6 +97,10 @@ class WatchedMover:
         self._mover.submit_write(job)
         self._watch(job.operation_id, Operation.WRITE)
 
+    def finish_write(self, operation_id: OperationId, *, wanted: bool) -> None:
+        """See `Mover.finish_write`."""
+        self._mover.finish_write(operation_id, wanted=wanted)
+
     def submit_load(self, job: LoadJob) -> int:
         """See `Mover.submit_load`."""
         producer = self._mover.submit_load(job)

@@ -82,6 +82,10 @@ class RemoteMover:
         """See `Mover.submit_write`."""
         self._send(_Call("submit_write", (job,)))
 
+    def finish_write(self, operation_id: OperationId, *, wanted: bool) -> None:
+        """See `Mover.finish_write`."""
+        self._send(_Call("finish_write", (operation_id, wanted)))
+
     def submit_load(self, job: LoadJob) -> int:
         """See `Mover.submit_load`."""
         producer: int = self.call("submit_load", job)

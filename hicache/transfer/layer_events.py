@@ -52,6 +52,11 @@ class LayerLoadingEvent:
         return self._last_recorded
 
     @property
+    def layer_events(self) -> list[Event]:
+        """The event of each layer."""
+        return list(self._layer_events)
+
+    @property
     def done(self) -> bool:
         """Whether the last layer's copy has ended, well or not."""
         return self.finish_event.query()

@@ -43,6 +43,7 @@ class Variant:
     attention: str = "mha"
     dtype: str = "float32"
     num_aborts: int = 3
+    write_by_layer: bool = True
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in dataclasses.astuple(self))
@@ -81,6 +82,7 @@ def make_engine(
             {
                 "page_size": variant.page_size,
                 "write_policy": variant.write_policy,
+                "write_by_layer": variant.write_by_layer,
                 "prefetch_policy": variant.prefetch_policy,
                 "host": {"layout": variant.layout, "ratio": 1.5, "huge_pages": False},
                 "storage": {

@@ -62,6 +62,7 @@ class Shadow(StorageBackendFactory):
         self._offset = self._host_pool.regions()[0][0] - real.regions()[0][0]
         watched = ShadowedEngine(pair.engine, engine._pool, self)  # type: ignore[arg-type]
         mover._pairs = (pair._replace(engine=watched),)  # type: ignore[attr-defined]
+        mover._layer_writes._engines = [watched]  # type: ignore[attr-defined]
         return real
 
     def parts(self, layer: int) -> tuple[torch.Tensor, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from serving import MODEL, Variant, answers_without_cache, finish, make_engine
 
 from hicache.engine.request import FinishReason, Request
 from hicache.errors import ConfigError
+from hicache.radix import CopyKind
 from hicache.testing.invariants import check_system
 
 if TYPE_CHECKING:
@@ -74,6 +75,60 @@ def test_a_failed_load_is_computed_instead_and_publishes_nothing(
     assert [request.output_ids] == answers_without_cache([request], plain)
     stats = engine.cache.controller.stats
     assert [s.outcomes["failed"] for s in stats.values() if s.outcomes["failed"]] == [1]
+    finish(engine)
+
+
+def test_pages_of_a_prompt_are_written_while_they_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = make_engine(Variant(chunk_tokens=64), tmp_path), make_engine(Variant(), None)
+    assert engine.cache is not None
+    mover: Any = engine.cache.controller._mover
+    finished_in_time: list[bool] = []
+    take_results = engine._take_results
+
+    def watched(batch: Any, logits: torch.Tensor) -> None:
+        # All layers were announced in the pass: none is left to be copied at the insertion.
+        finished_in_time.append(not len(mover._layer_writes))
+        take_results(batch, logits)
+
+    monkeypatch.setattr(engine, "_take_results", watched)
+    request = Request("one", prompt_of(1, 200), max_new_tokens=32)
+    engine.run(request)
+    assert [request.output_ids] == answers_without_cache([request], plain)
+    assert all(finished_in_time)
+    assert engine.settle()
+    writes = engine.cache.controller.stats[CopyKind.WRITE]
+    # Three chunks complete pages of the prompt; decoding has filled more in the end.
+    assert (writes.outcomes["ok"], writes.outcomes["abandoned"]) == (4, 0)
+    assert engine.cache.counters["abandoned_write_pages"] == 0
+    finish(engine)
+
+
+def test_a_pass_that_fails_gives_up_what_was_reserved_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = make_engine(Variant(), tmp_path), make_engine(Variant(), None)
+    assert engine.cache is not None
+    prompt = prompt_of(1, 150)
+    engine.run(Request("first", prompt[:100], max_new_tokens=1))
+    assert engine.settle()
+    engine.cache.evict(1_000)
+    transfer = host_engine(engine)
+    load_layer = transfer.load_layer
+
+    def fail_at_layer_1(plan: TransferPlan, layer: int) -> None:
+        if layer == 1:
+            raise OSError("the link is down")
+        load_layer(plan, layer)
+
+    monkeypatch.setattr(transfer, "load_layer", fail_at_layer_1)
+    request = Request("second", prompt, max_new_tokens=32)
+    engine.run(request)
+    assert [request.output_ids] == answers_without_cache([request], plain)
+    assert request.num_failed_loads == 1
+    assert engine.settle()
+    assert engine.cache.controller.stats[CopyKind.WRITE].outcomes["abandoned"] == 1
     finish(engine)
 
 

@@ -34,6 +34,7 @@ FACTORS: dict[str, list[Any]] = {
     "attention": ["mha", "mla"],
     "dtype": ["float32", "bfloat16"],
     "num_aborts": [3, 0, 12],
+    "write_by_layer": [True, False],
 }
 VARIANTS = [Variant(**row) for row in pairwise(FACTORS)]
 
@@ -78,6 +79,7 @@ def outcomes() -> Iterator[list[Outcome]]:
     found: list[Outcome] = []
     yield found
     head = ["write", "prefetch", "layout", "page", "chunk", "attention", "dtype", "aborts"]
+    head += ["by layer"]
     head += [f"{tier.value} hits" for tier in Tier]
     head += [f"{kind.value} MB" for kind in CopyKind]
     head += ["equal answers"]

@@ -44,11 +44,15 @@ class RecordingMover:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.ended: list[OperationId] = []
+        self.finished_writes: list[tuple[OperationId, bool]] = []
         self.results: list[Result] = []
         self.next_producer = 0
 
     def submit_write(self, job: WriteJob) -> None:
         self.jobs.append(job)
+
+    def finish_write(self, operation_id: OperationId, *, wanted: bool) -> None:
+        self.finished_writes.append((operation_id, wanted))
 
     def submit_load(self, job: LoadJob) -> int:
         if self.next_producer >= 0:

@@ -115,6 +115,9 @@ class LoadingPool:
         self.calls.append(("set", layer))
         self._pool.set_kv_buffer(layer, slots, first, second)
 
+    def end_layer(self, layer: int) -> None:
+        self.calls.append(("end", layer))
+
     def _arrive(self, layer: int) -> None:
         if self.calls[-1] != ("get", layer):
             self.calls.append(("get", layer))
@@ -220,7 +223,7 @@ class DecoderLaws(ABC):
         chunk = SequenceChunk(torch.tensor([1, 2, 3]), 0, pages)
         assert torch.equal(self.model.forward([chunk], self.make_pool())[0], from_list)
 
-    def test_layer_i_stores_first_and_waits_for_the_load_of_layer_i_only(self) -> None:
+    def test_layer_i_stores_then_waits_for_the_load_of_layer_i_only_then_ends(self) -> None:
         rng = random.Random(11)
         tokens = make_tokens(rng, 50)
         (pages,) = page_tables(rng, [50])
@@ -233,7 +236,7 @@ class DecoderLaws(ABC):
 
         verify_equal(logits[0], self.dense_logits(tokens)[-1])
         layers = range(self.model.config.num_layers)
-        assert pool.calls == [(call, layer) for layer in layers for call in ("set", "get")]
+        assert pool.calls == [(call, layer) for layer in layers for call in ("set", "get", "end")]
 
     @pytest.mark.parametrize(
         ("chunks", "message"),

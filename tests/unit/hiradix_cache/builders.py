@@ -182,7 +182,7 @@ class Rig:
 
         With `reuse` the request computes only what the device does not have, else everything.
         """
-        self._empty_keys[key.namespace] = key.prefix(0)
+        self.remember(key)
         found = self.match(key if reuse else key.prefix(0))
         self.cache.inc_lock_ref(found.last_device_node)
         num_found = found.match.num_device_pages
@@ -194,6 +194,10 @@ class Rig:
         self.device_pages.free(pages[num_found : result.already_present_pages])
         self.device_pages.free(pages[result.end_page :])
         return result
+
+    def remember(self, key: RadixKey) -> None:
+        """Let `check_content` know the names of a key that is inserted by other means."""
+        self._empty_keys[key.namespace] = key.prefix(0)
 
     def alloc_device(self, num_pages: int) -> IntArray:
         """Allocate device pages; evicts, and steps until what is evicted is free."""
@@ -252,7 +256,7 @@ class Rig:
         return self.cache.pop_prefetch_loaded_tokens(request_id)
 
     def begin_prefetch(self, key: RadixKey, *, request_id: str = "p") -> bool:
-        self._empty_keys[key.namespace] = key.prefix(0)
+        self.remember(key)
         return self.cache.prefetch_from_storage(request_id, key)
 
     def begin_load(self, key: RadixKey, *, mem_quota: int | None = None) -> LoadBack:
