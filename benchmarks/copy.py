@@ -1,5 +1,9 @@
 """Copies between device pool and host pool, beside memcpy of as many equal pieces.
 
+`memcpy` is one call of numpy for each run of pages, on memory in the same two layouts: it copies as
+many pieces of the same size, which a layout that is not the device's makes short. `memcpy-block`
+copies as many bytes with K or V of a layer in one piece, which no copy into another order reaches.
+
 On one thread. The bytes on the host are compared with those that the layout puts there by its
 definition, the bytes back on the device with what was there before, and pages that are not part of
 a copy must stay as they are.
@@ -18,7 +22,7 @@ import torch
 
 from benchmarks.harness import Bar, Result, Step, alternate, check, summarise
 from benchmarks.prompt import one_torch_thread
-from hicache.layout import HostLayout, KVGeometry
+from hicache.layout import Axis, HostLayout, KVGeometry, host_shape
 from hicache.pools import DeviceKVPool, create_host_pool
 from hicache.storage.base import Piece
 from hicache.storage.page_memory import page_views
@@ -113,41 +117,51 @@ def _copies(
         pools = _Pools(geometry, layout, sizes.copy_bytes, create_engine)
         try:
             return [
-                _copy(pools, direction, pages, samples=sizes.samples)
+                result
                 for pages in ("contiguous", "random")
                 for direction in ("write", "load")
+                for result in _copy(pools, direction, pages, samples=sizes.samples)
             ]
         finally:
             pools.close()
 
 
-def _copy(pools: _Pools, direction: str, pages: str, *, samples: int) -> Result:
+def _copy(pools: _Pools, direction: str, pages: str, *, samples: int) -> list[Result]:
     device_pages, host_pages = pools.choose(pages)
     pools.check_copies(device_pages, host_pages)
-    pieces = pools.memcpy_pieces(device_pages, host_pages)
+    peers = {"memcpy": pools.layout}
+    if pools.layout is not HostLayout.LAYER_FIRST and pages == "contiguous":
+        peers["memcpy-block"] = HostLayout.LAYER_FIRST
     plan = pools.engine.plan(device_pages, host_pages)
     num_bytes = len(device_pages) * pools.geometry.page_bytes
-    mine, others = alternate(
-        lambda count: _speeds(lambda: pools.copy(direction, plan), num_bytes, count),
-        lambda count: _speeds(lambda: _memcpy(pieces), num_bytes, count),
-        samples=samples,
-        rounds=samples,
-    )
-    geometry = pools.geometry
-    return summarise(
-        direction,
-        mine,
-        params={
-            "layout": pools.layout.value,
-            "pages": pages,
-            "shape": f"{geometry.num_layers}x{geometry.num_kv_heads}x{geometry.head_dim}",
-            "dtype": geometry.dtype,
-            "page_size": geometry.page_size,
-        },
-        unit="GB/s",
-        better="higher",
-        bars=(Bar(0.8 if pages == "contiguous" else 0.2, "ratio"),),
-    ).beside("memcpy", others)
+    geometry, results = pools.geometry, []
+    for peer, layout in peers.items():
+        pieces = pools.memcpy_pieces(direction, device_pages, host_pages, layout)
+        mine, others = alternate(
+            lambda count: _speeds(lambda: pools.copy(direction, plan), num_bytes, count),
+            lambda count, pieces=pieces: _speeds(  # type: ignore[misc]
+                lambda: _memcpy(pieces), num_bytes, count
+            ),
+            samples=samples,
+            rounds=samples,
+        )
+        bar = Bar(0.8 if pages == "contiguous" else 0.2, "ratio")
+        result = summarise(
+            direction,
+            mine,
+            params={
+                "layout": pools.layout.value,
+                "pages": pages,
+                "shape": f"{geometry.num_layers}x{geometry.num_kv_heads}x{geometry.head_dim}",
+                "dtype": geometry.dtype,
+                "page_size": geometry.page_size,
+            },
+            unit="GB/s",
+            better="higher",
+            bars=(bar,) if peer == "memcpy" else (),
+        )
+        results.append(result.beside(peer, others))
+    return results
 
 
 def _speeds(call: Callable[[], object], num_bytes: int, count: int) -> list[float]:
@@ -189,7 +203,7 @@ class _Pools:
         shape = (2, geometry.num_layers, num_pages, geometry.page_size, geometry.row_bytes)
         self._rng = np.random.default_rng(0)
         self.content: Bytes = self._rng.integers(256, size=shape, dtype=np.uint8)
-        self._target = np.empty_like(self.content)
+        self._target = np.empty(self.content.size, dtype=np.uint8)
         self._target.fill(0)
 
     def choose(self, pages: str) -> tuple[IntArray, IntArray]:
@@ -207,13 +221,13 @@ class _Pools:
             copy_layer(plan, layer)
 
     def memcpy_pieces(
-        self, device_pages: IntArray, host_pages: IntArray
+        self, direction: str, device_pages: IntArray, host_pages: IntArray, layout: HostLayout
     ) -> list[tuple[Bytes, Bytes]]:
-        """Return (target, source) of all that is contiguous on the device: K or V of a layer."""
-        flat_content, flat_target = (
-            array.reshape(2, self.geometry.num_layers, self._num_pages, -1)
-            for array in (self.content, self._target)
-        )
+        """Return (target, source) of each run of pages in each part of a layer."""
+        shape = host_shape(self.geometry, layout, self._num_pages)
+        axes = [axis for axis in Axis if axis not in (Axis.HEAD, Axis.DIM)]
+        host = self._target.reshape(*shape[:4], self.geometry.row_bytes)
+        host = host.transpose([layout.axes.index(axis) for axis in axes] + [4])
         breaks = (np.diff(device_pages) != 1) | (np.diff(host_pages) != 1)
         starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(device_pages)]
         runs = [
@@ -221,15 +235,13 @@ class _Pools:
              slice(device_pages[start], device_pages[start] + end - start))
             for start, end in itertools.pairwise(starts)
         ]  # fmt: skip
-        return [
-            (
-                flat_target[part, layer, host].reshape(-1),
-                flat_content[part, layer, device].reshape(-1),
-            )
+        pairs = [
+            (host[part, layer, there], self.content[part, layer, here])
             for part in range(2)
             for layer in range(self.geometry.num_layers)
-            for host, device in runs
+            for there, here in runs
         ]
+        return pairs if direction == "write" else [(device, far) for far, device in pairs]
 
     def check_copies(self, device_pages: IntArray, host_pages: IntArray) -> None:
         """Copy there and back, and compare every byte of both pools."""
@@ -258,7 +270,7 @@ class _Pools:
             if source is not None:
                 rows = self.content[:, :, source]
                 if self.layout is HostLayout.PAGE_FIRST:
-                    # Token by token, each with all its layers.
+                    # Token by token, each with all its layers; elsewhere layer by layer.
                     rows = rows.transpose(0, 2, 1, 3)
                 expected = rows.tobytes()
             check(found == expected, f"a write leaves other bytes in host page {page}")

@@ -81,7 +81,7 @@ def plot_evictions(results: Sequence[Result]) -> str:
 
 def plot_copies(results: Sequence[Result]) -> str:
     """Return a pair of bars for each copy: hicache and memcpy."""
-    copies = [result for result in results if result.name in ("write", "load")]
+    copies = [one for one in results if one.name in ("write", "load") and one.peer == "memcpy"]
     if not copies:
         return ""
     panels: defaultdict[str, list[Result]] = defaultdict(list)

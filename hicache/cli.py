@@ -74,7 +74,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument("--write-policy", choices=_values(WritePolicy), default="write_through")
     demo.add_argument("--prefetch-policy", choices=_values(PrefetchPolicy), default="wait_complete")
-    demo.add_argument("--layout", choices=_values(HostLayout), default="page_first")
+    demo.add_argument("--layout", choices=_values(HostLayout), default="page_first_direct")
     demo.add_argument(
         "--page-size", type=int, default=16, metavar="TOKENS", help="tokens in a page"
     )

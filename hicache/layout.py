@@ -7,8 +7,9 @@ A host layout is the order of six axes in memory, and everything else follows fr
 layouts are dense: no padding between rows, tokens, layers or pages. An axis of extent 1 takes no
 room: MLA is stored as if it had neither parts nor heads.
 
-    layer_first   part, layer, page, token, head, dim    parts * layers pieces a page
-    page_first    page, part, token, layer, head, dim    1 piece a page
+    layer_first         part, layer, page, token, head, dim    parts * layers pieces a page
+    page_first          page, part, token, layer, head, dim    1 piece a page
+    page_first_direct   page, part, layer, token, head, dim    1 piece a page
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class HostLayout(str, Enum):
 
     PAGE_FIRST = "page_first"
     """A page is one piece, token by token, each with all its layers: made for storage."""
+    PAGE_FIRST_DIRECT = "page_first_direct"
+    """A page is one piece, layer by layer: for storage too, and a layer of a page copies as one."""
     LAYER_FIRST = "layer_first"
     """The device pool's own order: runs of pages copy as one block, a page is many pieces."""
 
@@ -71,6 +74,14 @@ class HostLayout(str, Enum):
 
 _AXES = {
     HostLayout.PAGE_FIRST: (Axis.PAGE, Axis.PART, Axis.TOKEN, Axis.LAYER, Axis.HEAD, Axis.DIM),
+    HostLayout.PAGE_FIRST_DIRECT: (
+        Axis.PAGE,
+        Axis.PART,
+        Axis.LAYER,
+        Axis.TOKEN,
+        Axis.HEAD,
+        Axis.DIM,
+    ),
     HostLayout.LAYER_FIRST: (Axis.PART, Axis.LAYER, Axis.PAGE, Axis.TOKEN, Axis.HEAD, Axis.DIM),
 }
 

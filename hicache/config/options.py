@@ -21,7 +21,9 @@ _DEFAULT_RATIO: Final = 2.0
 _MAX_WORKERS: Final = 32
 
 _COPYABLE_LAYOUTS: Final[Mapping[IoBackend, frozenset[HostLayout]]] = {
-    IoBackend.DIRECT: frozenset({HostLayout.PAGE_FIRST, HostLayout.LAYER_FIRST}),
+    IoBackend.DIRECT: frozenset(
+        {HostLayout.PAGE_FIRST, HostLayout.PAGE_FIRST_DIRECT, HostLayout.LAYER_FIRST}
+    ),
 }
 
 
@@ -32,7 +34,7 @@ class HostPoolConfig(Section):
     section: ClassVar[str] = "host"
 
     layout: HostLayout = field(
-        default=HostLayout.PAGE_FIRST, metadata=about("order of the bytes in the host pool")
+        default=HostLayout.PAGE_FIRST_DIRECT, metadata=about("order of the bytes in the host pool")
     )
     ratio: float | None = field(
         default=None,

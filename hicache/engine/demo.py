@@ -71,7 +71,7 @@ class DemoArguments:
     storage: str | None = None
     write_policy: str = "write_through"
     prefetch_policy: str = "wait_complete"
-    layout: str = "page_first"
+    layout: str = "page_first_direct"
     page_size: int = 16
     seed: int = 0
     json_path: Path | None = None

@@ -37,7 +37,7 @@ class Variant:
 
     write_policy: str = "write_through"
     prefetch_policy: str = "wait_complete"
-    layout: str = "page_first"
+    layout: str = "page_first_direct"
     page_size: int = 16
     chunk_tokens: int = 96
     attention: str = "mha"

@@ -240,5 +240,7 @@ def test_a_layout_that_the_io_backend_cannot_copy_is_refused(
     monkeypatch.setattr(
         options, "_COPYABLE_LAYOUTS", {IoBackend.DIRECT: frozenset({HostLayout.LAYER_FIRST})}
     )
-    with pytest.raises(ConfigError, match=r"direct cannot copy .* page_first; it .* layer_first"):
+    with pytest.raises(
+        ConfigError, match=r"direct cannot copy .* page_first_direct; it .* layer_first"
+    ):
         HiCacheConfig()

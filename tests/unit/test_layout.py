@@ -133,12 +133,15 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
 
 def test_layouts_are_found_by_name() -> None:
     assert HostLayout("page_first") is HostLayout.PAGE_FIRST
+    assert HostLayout("page_first_direct") is HostLayout.PAGE_FIRST_DIRECT
     assert HostLayout("layer_first") is HostLayout.LAYER_FIRST
 
 
 @pytest.mark.parametrize("name", ["page_last", "", "PAGE_FIRST", 3, None])
 def test_an_unknown_layout_is_refused_with_the_known_ones(name: object) -> None:
-    with pytest.raises(ConfigError, match=r"unknown host layout .*: page_first, layer_first"):
+    with pytest.raises(
+        ConfigError, match=r"unknown host layout .*: page_first, page_first_direct, lay"
+    ):
         HostLayout(name)
 
 
@@ -151,6 +154,7 @@ def test_every_layout_orders_every_axis_once(layout: HostLayout) -> None:
 def test_shapes_are_those_the_layouts_are_known_by() -> None:
     geometry = KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, dtype="float16", page_size=4)
     assert host_shape(geometry, HostLayout.PAGE_FIRST, 5) == (5, 2, 4, 3, 2, 8)
+    assert host_shape(geometry, HostLayout.PAGE_FIRST_DIRECT, 5) == (5, 2, 3, 4, 2, 8)
     assert host_shape(geometry, HostLayout.LAYER_FIRST, 5) == (2, 3, 5, 4, 2, 8)
 
 
@@ -164,6 +168,7 @@ def test_latent_attention_is_stored_as_if_it_had_neither_parts_nor_heads() -> No
         return [extent for extent in shape if extent > 1]
 
     assert extents(HostLayout.PAGE_FIRST) == [5, 64, 3, 576]
+    assert extents(HostLayout.PAGE_FIRST_DIRECT) == [5, 3, 64, 576]
     assert extents(HostLayout.LAYER_FIRST) == [3, 5, 64, 576]
 
 
@@ -173,7 +178,8 @@ def test_a_page_has_one_piece_page_first_and_one_for_each_layer_and_part_layer_f
     geometry: PageGeometry, num_pages: int
 ) -> None:
     num_parts = 2 if isinstance(geometry, KVGeometry) else 1
-    assert len(pieces(geometry, HostLayout.PAGE_FIRST, 0, num_pages)) == 1
+    for layout in (HostLayout.PAGE_FIRST, HostLayout.PAGE_FIRST_DIRECT):
+        assert len(pieces(geometry, layout, 0, num_pages)) == 1
     assert (
         len(pieces(geometry, HostLayout.LAYER_FIRST, 0, num_pages))
         == num_parts * geometry.num_layers

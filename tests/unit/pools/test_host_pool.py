@@ -53,6 +53,8 @@ def rows_in_order(geometry: PageGeometry, layout: HostLayout) -> list[tuple[int,
     parts = (0, 1) if isinstance(geometry, KVGeometry) else (0,)
     if layout is HostLayout.LAYER_FIRST:
         return list(itertools.product(parts, layers, tokens))
+    if layout is HostLayout.PAGE_FIRST_DIRECT:
+        return [(part, layer, token) for part in parts for layer in layers for token in tokens]
     return [(part, layer, token) for part in parts for token in tokens for layer in layers]
 
 
