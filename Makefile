@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test bench clean
+.PHONY: help setup demo test simulate bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) hatchling editables
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) --no-build-isolation \
-	    -e '.[demo,dev,yaml]'
+	    -e '.[demo,dev,server,yaml]'
 	touch $@
 
 demo: setup  ## serve real conversations over L1, L2 and L3 and check every answer
@@ -31,10 +31,14 @@ test: setup  ## lint, types, layers and all tests that need no GPU
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m 'not gpu'
 
-bench: setup  ## the benchmarks, beside SGLang where it is installed; results in build/bench
+simulate: setup  ## a minute of simulations with faults at every point, each of a fresh seed
+	$(BIN)/hicache simulate --seconds 60
+
+bench: setup  ## the benchmarks, beside SGLang and LMCache where they are; results in build/bench
 	mkdir -p build/bench
-	for name in tree hash copy controller e2e; do \
-	    $(BIN)/python -m benchmarks $$name --peers sglang --json build/bench/$$name.json || exit 1; \
+	for name in tree hash copy store controller e2e; do \
+	    $(BIN)/python -m benchmarks $$name --peers sglang,lmcache \
+	        --json build/bench/$$name.json || exit 1; \
 	done
 	$(BIN)/python -m benchmarks report build/bench --html build/bench/report.html
 

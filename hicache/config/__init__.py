@@ -9,7 +9,7 @@ Every option says its meaning, unit, default and bounds where it is declared
 
 from __future__ import annotations
 
-from hicache.config.loading import describe_options, load_config
+from hicache.config.loading import describe_options, load_config, load_mapping
 from hicache.config.options import HiCacheConfig, HostPoolConfig, PrefetchConfig, StorageConfig
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "StorageConfig",
     "describe_options",
     "load_config",
+    "load_mapping",
 ]

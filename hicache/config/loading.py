@@ -24,29 +24,59 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["describe_options", "load_config"]
+__all__ = ["describe_options", "load_config", "load_mapping"]
 
 
 def load_config(source: str = "{}", *, environ: Mapping[str, str] | None = None) -> HiCacheConfig:
     """Read a configuration.
 
     Args:
-        source: inline JSON, or `@` and the path of a `.json`, `.toml`, `.yaml` or `.yml` file.
+        source: inline JSON, or `@` and the path of a `.json`, `.toml`, `.yaml` or `.yml` file. In
+            it, a text in the place of `storage.extra_config` is such a source of its own.
         environ: variables such as `HICACHE_PAGE_SIZE=32` or `HICACHE_HOST_RATIO=3`, which go over
-            the source; usually `os.environ`. Numbers, booleans and mappings are written as in JSON,
-            texts as they are, and an empty value means none where none is allowed.
+            the source; usually `os.environ`. Numbers, booleans and mappings are written as in JSON
+            (a mapping also as `@` and a path), texts as they are, and an empty value means none
+            where none is allowed.
 
     Raises:
         ConfigError: the source cannot be read, a key is unknown, a value is not allowed, or a
             `HICACHE_` variable looks like a misspelt option.
     """
-    mapping = _read_source(source)
-    overrides = _read_environment(environ or {})
+    mapping = load_mapping(source, name="the configuration")
+    overrides = [*_read_texts_of_mappings(mapping), *_read_environment(environ or {})]
     try:
         return HiCacheConfig.from_mapping(_overlay(mapping, overrides))
     except ConfigError as error:
         place = source[1:] if source.startswith("@") else "the inline JSON"
         raise ConfigError(f"{error} (in {place} and the environment)") from error
+
+
+def load_mapping(source: str, *, name: str) -> Mapping[str, object]:
+    """Read options that are free in form, such as those of a storage backend.
+
+    Args:
+        source: inline JSON, or `@` and the path of a `.json`, `.toml`, `.yaml` or `.yml` file.
+        name: what to call the options in an error, which repeats no value: one can be a secret.
+
+    Raises:
+        ConfigError: the source cannot be read, or is no mapping.
+    """
+    if source.startswith("@"):
+        name = f"{name} in {source[1:]}"
+        mapping = _read_file(Path(source[1:]))
+    else:
+        try:
+            mapping = json.loads(source)
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} is not inline JSON ({error}); "
+                'write a mapping such as {"option": 64}, or @FILE to read a file'
+            ) from error
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(
+            f"{name} must be a mapping of option names to values, not a {type(mapping).__name__}"
+        )
+    return mapping
 
 
 def describe_options() -> str:
@@ -72,25 +102,6 @@ def _leaf_options() -> Iterator[Option]:
             yield option
 
 
-def _read_source(source: str) -> Mapping[str, object]:
-    if not source.startswith("@"):
-        try:
-            mapping = json.loads(source)
-        except ValueError as error:
-            raise ConfigError(
-                f"{source!r} is not inline JSON ({error}); "
-                'write a mapping such as {"page_size": 64}, or @FILE to read a file'
-            ) from error
-    else:
-        mapping = _read_file(Path(source[1:]))
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(
-            f"{source!r} holds {type(mapping).__name__} {mapping!r}; it must hold a mapping of "
-            "option names to values"
-        )
-    return mapping
-
-
 def _read_file(path: Path) -> Any:
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -111,7 +122,9 @@ def _parse_yaml(text: str) -> Any:
     try:
         loaded = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(str(error)) from error
+        # Its text shows a part of the file.
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigError(f"no YAML in line {mark.line + 1}" if mark else "no YAML") from error
     return {} if loaded is None else loaded
 
 
@@ -121,6 +134,15 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
 }
+
+
+def _read_texts_of_mappings(mapping: Mapping[str, object]) -> Iterator[tuple[Option, object]]:
+    """Yield the options whose value is a text, the source of the mapping that it should be."""
+    for option in _leaf_options():
+        section = mapping.get(option.section)
+        text = section.get(option.name) if isinstance(section, Mapping) else None
+        if option.kind is Mapping and isinstance(text, str):
+            yield option, load_mapping(text, name=option.path)
 
 
 def _read_environment(environ: Mapping[str, str]) -> list[tuple[Option, object]]:
@@ -143,6 +165,8 @@ def _parse_variable(option: Option, text: str) -> object:
         return None
     if issubclass(option.kind, str):
         return text
+    if option.kind is Mapping and text.startswith("@"):
+        return load_mapping(text, name=option.variable)
     try:
         return json.loads(text)
     except ValueError:

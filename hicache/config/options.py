@@ -96,6 +96,28 @@ class StorageConfig(Section):
         default=1024,
         metadata=about("beyond these, new nodes are not persisted", unit="operations", at_least=1),
     )
+    retry_attempts: int = field(
+        default=2,
+        metadata=about(
+            "how often a call tries pages again that the backend says have failed",
+            unit="attempts",
+            at_least=0,
+        ),
+    )
+    breaker_failures: int = field(
+        default=5,
+        metadata=about(
+            "so many failing calls in a row, and the backend is left alone; 0 for never",
+            unit="calls",
+            at_least=0,
+        ),
+    )
+    breaker_cooldown_seconds: float = field(
+        default=10.0,
+        metadata=about(
+            "how long the backend is left alone before one call tries it", unit="seconds", above=0
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,6 +145,13 @@ class PrefetchConfig(Section):
             "from the size of the host pool",
             unit="pages",
             at_least=1,
+        ),
+    )
+    cost_estimate: bool = field(
+        default=True,
+        metadata=about(
+            "do not fetch what would take longer than computing it, by what both took lately; "
+            "without effect until the engine has reported what it computes"
         ),
     )
     timeout_base_seconds: float = field(

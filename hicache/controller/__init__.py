@@ -9,10 +9,16 @@ from hicache.controller.operations import (
     StorageOperation,
 )
 from hicache.controller.stats import MovementStats
-from hicache.controller.storage_tier import StorageTier, thread_executor
+from hicache.controller.storage_attachment import (
+    AttachmentState,
+    StoragePolicies,
+    StorageStatus,
+)
+from hicache.controller.storage_tier import StorageTier, resilient_storage, thread_executor
 from hicache.controller.workers import Executor, ThreadExecutor, Work
 
 __all__ = [
+    "AttachmentState",
     "CacheOperation",
     "Executor",
     "HiCacheAck",
@@ -23,8 +29,11 @@ __all__ = [
     "PoolPair",
     "PrefetchOperation",
     "StorageOperation",
+    "StoragePolicies",
+    "StorageStatus",
     "StorageTier",
     "ThreadExecutor",
     "Work",
+    "resilient_storage",
     "thread_executor",
 ]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache.ranks import RankGroup
     from hicache.types import OperationId
 
-__all__ = ["WINDOW", "Finished", "agree_on_finished"]
+__all__ = ["WINDOW", "Finished", "agree_on_finished", "agree_on_one"]
 
 WINDOW = 64
 """How many operations of each kind, oldest first, a step looks at. More than calls can hang, so
@@ -81,6 +81,11 @@ def agree_on_finished(
         persists=_agreed(persist_window, agreed[3 * WINDOW :]),
         released=[operation for operation, _ in prefetched if operation.closed],
     )
+
+
+def agree_on_one(ranks: RankGroup, value: int) -> int:
+    """Return the minimum of `value`, at least 0, over all ranks; one agreement of that length."""
+    return ranks.agree(_padded([value]) + [_NOT_YET] * (3 * WINDOW))[0]
 
 
 def _copy_value(ack: HiCacheAck) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hicache.controller.agreement import Finished, agree_on_finished
 from hicache.controller.copy_queue import CopyQueue
+from hicache.controller.cost_model import PrefetchCostModel
 from hicache.controller.operations import CacheOperation, PrefetchOperation, StorageOperation
 from hicache.controller.records import (
     CopyResult,
@@ -18,7 +19,7 @@ from hicache.controller.records import (
 )
 from hicache.controller.reservations import WriteReservations
 from hicache.controller.stats import MovementStats
-from hicache.errors import HiCacheError
+from hicache.controller.storage_attachment import StorageAttachment, StoragePolicies
 from hicache.radix import CopyKind
 from hicache.types import OperationId
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hicache.config import HiCacheConfig, StorageConfig
     from hicache.controller.mover import Mover
     from hicache.controller.records import Result
+    from hicache.controller.storage_attachment import AttachmentState, StorageStatus
     from hicache.pools import Allocator
     from hicache.radix import RadixKey, RadixNode, Ticket
     from hicache.ranks import RankGroup
@@ -53,8 +55,10 @@ class HiCacheController:
         ranks: with whom outcomes are agreed.
 
     Attributes:
+        config: policies and bounds in force; attaching a store may change policies.
         writes, loads: copies that have not ended.
         reservations: writes begun before a forward pass.
+        costs: what reading and computing have taken lately.
         stats: per movement.
     """
 
@@ -73,6 +77,8 @@ class HiCacheController:
         self.generation = 0
         self.writes = CopyQueue()
         self.loads = CopyQueue()
+        estimates = config.prefetch.cost_estimate
+        self.costs = PrefetchCostModel(page_size=config.page_size, enabled=estimates)
         self.stats = {kind: MovementStats() for kind in CopyKind}
         self.reservations = WriteReservations(
             self.writes,
@@ -85,7 +91,7 @@ class HiCacheController:
         self._prefetches: dict[OperationId, PrefetchOperation] = {}
         self._persists: dict[OperationId, StorageOperation] = {}
         self._next_operation_id = 0
-        self._storage: StorageConfig | None = None
+        self._attachment = StorageAttachment(mover, ranks)
         if config.storage is not None:
             self.attach_storage_backend(config.storage)
 
@@ -243,9 +249,8 @@ class HiCacheController:
         Returns:
             The operation, or None when too many are under way already.
         """
-        if self._storage is None:
-            return None
-        if len(self._persists) >= self._storage.max_inflight_persist_operations:
+        storage = self.storage
+        if storage is None or len(self._persists) >= storage.max_inflight_persist_operations:
             return None
         operation = StorageOperation(self._new_id(), ticket, hashes=tuple(hashes))
         self._persists[operation.operation_id] = operation
@@ -287,9 +292,25 @@ class HiCacheController:
         return finished
 
     @property
+    def in_flight(self) -> dict[CopyKind, int]:
+        """Operations of each kind that have not ended, queued ones included."""
+        return {
+            CopyKind.WRITE: len(self.writes),
+            CopyKind.LOAD: len(self.loads),
+            CopyKind.PREFETCH: len(self._prefetches),
+            CopyKind.PERSIST: len(self._persists),
+        }
+
+    @property
     def num_in_flight(self) -> int:
         """Operations that have not ended, queued ones included."""
-        return len(self.writes) + len(self.loads) + len(self._prefetches) + len(self._persists)
+        return sum(self.in_flight.values())
+
+    @property
+    def num_spent(self) -> int:
+        """Of these, those that only wait for a storage call to return, here or on another rank."""
+        num_prefetches = sum(one.spent for one in self._prefetches.values())
+        return num_prefetches + sum(one.spent for one in self._persists.values())
 
     def owned_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return the device pages and the host pages that operations own, for checks."""
@@ -301,43 +322,40 @@ class HiCacheController:
 
     @property
     def storage(self) -> StorageConfig | None:
-        """The configuration of the store that is attached."""
-        return self._storage
+        """The configuration of the store that takes work; None also while it is detaching."""
+        return self._attachment.open_config
 
-    def attach_storage_backend(self, storage: StorageConfig) -> None:
-        """Open a store; the same path at start and later.
+    @property
+    def storage_state(self) -> AttachmentState:
+        """Whether there is a store, and whether it takes work."""
+        return self._attachment.state
 
-        Raises:
-            HiCacheError: one is attached, or operations are in flight; nothing has changed.
-            ConfigError: the backend cannot be had; nothing has changed.
+    @property
+    def storage_status(self) -> StorageStatus:
+        """What there is to know about the store; asks the moving side."""
+        policies = StoragePolicies.of(self.config)
+        return self._attachment.status(policies, num_in_flight=self.num_in_flight)
+
+    def attach_storage_backend(
+        self, storage: StorageConfig, *, policies: StoragePolicies | None = None
+    ) -> None:
+        """Open a store and let `policies` be in force; the same path at start and later.
+
+        When this very store is attached already, only the policies change. See
+        `StorageAttachment.attach` for what is refused; then no policy changes either.
         """
-        if self._storage is not None:
-            raise HiCacheError(
-                f"storage backend {self._storage.backend!r} is attached; detach it first"
-            )
-        self._require_idle("attach")
-        self._mover.attach_storage(storage)
-        self._storage = storage
+        config = self.config if policies is None else policies.applied_to(self.config)
+        self._attachment.attach(storage, num_in_flight=self.num_in_flight)
+        self.config = config
 
     def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
-        """Close the store. Idempotent.
-
-        Raises:
-            HiCacheError: operations are in flight, or a call still runs: try again later.
-        """
-        if self._storage is None:
-            return
-        self._require_idle("detach")
-        if not self._mover.detach_storage(timeout_seconds):
-            raise HiCacheError("a storage call still runs; detach again when it has returned")
-        self._storage = None
+        """See `StorageAttachment.detach`; what waits only for a hung call is not in its way."""
+        num_in_flight = self.num_in_flight - self.num_spent
+        self._attachment.detach(timeout_seconds, num_in_flight=num_in_flight)
 
     def clear_storage_backend(self) -> int:
-        """Remove this namespace's pages from the store and return how many; blocks."""
-        if self._storage is None:
-            raise HiCacheError("no storage backend is attached; attach one before clearing it")
-        self._require_idle("clear")
-        return self._mover.clear_storage()
+        """See `StorageAttachment.clear`."""
+        return self._attachment.clear(num_in_flight=self.num_in_flight)
 
     def reset(self) -> None:
         """Begin a new generation; jobs in flight end as ever, with tickets that are void."""
@@ -355,15 +373,8 @@ class HiCacheController:
         self.reservations.abandon_all()
         stopped = self._mover.close(timeout_seconds)
         if stopped:
-            self._storage = None
+            self._attachment.closed()
         return stopped
-
-    def _require_idle(self, verb: str) -> None:
-        if self.num_in_flight:
-            raise HiCacheError(
-                f"cannot {verb} a storage backend while {self.num_in_flight} operation(s) are in "
-                "flight; call check_hicache_events until none is"
-            )
 
     def _new_id(self) -> OperationId:
         operation_id = OperationId(self._next_operation_id)
@@ -383,5 +394,5 @@ class HiCacheController:
             kind = CopyKind.PREFETCH
             prefetch = self._prefetches.get(result.operation_id)
             if prefetch is not None:
-                prefetch.take(result)
+                prefetch.take(self.costs.weigh(result))
         self.stats[kind].note(result)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hicache.clock import Clock
     from hicache.config import StorageConfig
-    from hicache.controller.records import LoadJob, Result, StorageJob, WriteJob
+    from hicache.controller.records import LoadJob, Result, StorageJob, StorageReport, WriteJob
     from hicache.controller.storage_tier import StorageTier
     from hicache.device import Device, Event, Stream
     from hicache.pools import HostKVPool
@@ -40,7 +40,7 @@ class PoolPair(NamedTuple):
 class Mover(Protocol):
     """Carries out jobs; every job ends in exactly one result whose phase is ended.
 
-    One thread calls; no method but `close`, `attach_storage` and `detach_storage` blocks.
+    One thread calls; no method but `close` and those that open, close and clear a store blocks.
     """
 
     def submit_write(self, job: WriteJob) -> None:
@@ -72,10 +72,17 @@ class Mover(Protocol):
         """Open a store; any error leaves everything as before."""
 
     def detach_storage(self, timeout_seconds: float) -> bool:
-        """Close the store; False when a call in it still runs, and then it stays open."""
+        """Stop the store's workers and close it; True when there is none.
+
+        False when a call still runs after `timeout_seconds`: the store stays open for it and takes
+        no new work, and a later call completes what this one has begun.
+        """
 
     def clear_storage(self) -> int:
         """Remove every page of this namespace from the store and return how many; blocks."""
+
+    def storage_report(self) -> StorageReport:
+        """Return how the store does; at once, also when its calls hang."""
 
     def close(self, timeout_seconds: float) -> bool:
         """Drain streams, stop workers, close the store; False when something still runs."""
@@ -203,6 +210,10 @@ class LocalMover:
     def clear_storage(self) -> int:
         """See `Mover.clear_storage`."""
         return self._storage.clear()
+
+    def storage_report(self) -> StorageReport:
+        """See `Mover.storage_report`."""
+        return self._storage.report()
 
     def close(self, timeout_seconds: float) -> bool:
         """See `Mover.close`.

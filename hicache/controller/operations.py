@@ -64,6 +64,11 @@ class StorageOperation:
     phase: Phase = Phase.RUNNING
     hashes: tuple[PageHash, ...] = ()
 
+    @property
+    def spent(self) -> bool:
+        """Whether it brings nothing more: its calls are over or given up."""
+        return self.phase is not Phase.RUNNING
+
     def take(self, result: QueryResult | PagesResult) -> None:
         """Keep what a batch has brought."""
         assert isinstance(result, PagesResult)
@@ -104,6 +109,11 @@ class PrefetchOperation:
     closed: bool = False
     phase: Phase = Phase.RUNNING
     """Of the call or calls under way: the query's first, the read's afterwards."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether it brings nothing more: its calls are over or given up, its pages taken."""
+        return self.closed and self.phase is not Phase.RUNNING
 
     def take(self, result: QueryResult | PagesResult) -> None:
         """Keep what the query has answered, or what a batch has brought."""

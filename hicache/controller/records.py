@@ -13,8 +13,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from hicache.storage.circuit_breaker import CircuitState
+    from hicache.storage.instrumented import StorageSnapshot
+    from hicache.storage.wrapper import StorageVerb
     from hicache.types import IntArray, NodeId, OperationId, PageHash, PageOutcome
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "QueryResult",
     "Result",
     "StorageJob",
+    "StorageReport",
     "WriteJob",
     "encode_outcomes",
     "leading_good",
@@ -111,12 +115,14 @@ class CopyResult:
     """A write or load that has ended; all of its pages arrived, or none counts.
 
     Attributes:
+        num_pages, num_bytes: that arrived.
         abandoned: nobody wanted it any more; nothing went wrong.
     """
 
     operation_id: OperationId
     generation: int
     good: bool
+    num_pages: int
     num_bytes: int
     seconds: float
     error: str = ""
@@ -161,6 +167,21 @@ class PagesResult:
     num_bytes: int
     seconds: float
     error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageReport:
+    """How the store of the moving side does.
+
+    Attributes:
+        num_abandoned_calls: past their deadline and not returned.
+        snapshot: what its backend has done and how it is; None without a store.
+        circuits: whether calls reach the backend, where something decides that.
+    """
+
+    num_abandoned_calls: int = 0
+    snapshot: StorageSnapshot | None = None
+    circuits: Mapping[StorageVerb, CircuitState] = dataclasses.field(default_factory=dict)
 
 
 Result: TypeAlias = CopyResult | QueryResult | PagesResult

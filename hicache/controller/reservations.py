@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,19 +94,35 @@ class WriteReservations:
         self._writes.acks.append(ack)
         return True
 
-    def use(self, request_id: RequestId, device_pages: IntArray, *, ticket: Ticket) -> bool:
+    def use(
+        self,
+        request_id: RequestId,
+        device_pages: IntArray,
+        *,
+        ticket: Ticket,
+        above: Ticket | None,
+    ) -> bool:
         """Let the write that was reserved for exactly `device_pages` be that of `ticket`.
 
         Layers that have not ended so far are copied at once: the pages are complete.
 
+        Args:
+            request_id: whose reservation.
+            device_pages: what `ticket` is to write.
+            ticket: of a node.
+            above: of the write in flight of the pages before these, if there is one.
+
         Returns:
-            False when the request has reserved nothing, or other pages: that write is abandoned.
+            False when the request has reserved nothing, other pages, or before `above` was begun,
+            without which nothing of it could be published: that write is abandoned.
         """
         ack = self._open.get(request_id)
         if ack is None:
             return False
         (operation,) = ack.operations
-        if not np.array_equal(operation.device_pages, device_pages):
+        if not np.array_equal(operation.device_pages, device_pages) or (
+            above is not None and not self._began_before(ack, above)
+        ):
             self.abandon(request_id)
             return False
         operation.ticket = ticket
@@ -128,3 +145,8 @@ class WriteReservations:
         """Copy no more for any request."""
         for request_id in list(self._open):
             self.abandon(request_id)
+
+    def _began_before(self, ack: HiCacheAck, write: Ticket) -> bool:
+        """Whether `write` ends before `ack` does, as writes are acknowledged in order."""
+        earlier = takewhile(lambda one: one is not ack, self._writes.acks)
+        return any(one.ticket is write for before in earlier for one in before.operations)

@@ -72,6 +72,7 @@ class RunningCopy:
             operation_id=self.job.operation_id,
             generation=self.job.generation,
             good=good,
+            num_pages=len(self.job.host_pages) if good else 0,
             num_bytes=self._num_bytes if good else 0,
             seconds=seconds,
             error="" if error is None else f"{type(error).__name__}: {error}",

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hicache.controller.records import CopyResult, PagesResult, Phase
+from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
     from hicache.controller.records import Result
@@ -20,13 +21,14 @@ class MovementStats:
 
     Attributes:
         num_operations: jobs that ended, well or not.
-        num_bytes: that arrived.
+        num_pages, num_bytes: that arrived.
         seconds: that copies or backend calls took, summed over those that run side by side.
         outcomes: pages by outcome, for storage; jobs as `ok`, `failed` and `abandoned`, for copies.
         last_error: for people.
     """
 
     num_operations: int = 0
+    num_pages: int = 0
     num_bytes: int = 0
     seconds: float = 0.0
     outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -37,6 +39,7 @@ class MovementStats:
         self.last_error = result.error or self.last_error
         if isinstance(result, CopyResult):
             self.num_operations += 1
+            self.num_pages += result.num_pages
             self.num_bytes += result.num_bytes
             self.seconds += result.seconds
             self.outcomes[result.outcome] += 1
@@ -46,3 +49,4 @@ class MovementStats:
             self.seconds += result.seconds
             for outcome, count in result.outcomes:
                 self.outcomes[outcome.value] += count
+                self.num_pages += count if outcome is PageOutcome.OK else 0

@@ -11,12 +11,17 @@ from hicache.controller.records import (
     Phase,
     QueryJob,
     QueryResult,
+    StorageReport,
 )
 from hicache.controller.storage_work import StorageContext, create_work
 from hicache.controller.workers import ThreadExecutor
 from hicache.errors import HiCacheError, StorageError
 from hicache.hashing import StorageNamespace
 from hicache.storage import HiCacheStorageConfig, Piece
+from hicache.storage.circuit_breaker import CircuitBreakerStorage
+from hicache.storage.instrumented import InstrumentedStorage
+from hicache.storage.retrying import RetryingStorage
+from hicache.storage.wrapper import storage_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from hicache.storage import HiCacheStorage, Page, StorageBackendFactory
     from hicache.types import IntArray, OperationId
 
-__all__ = ["StorageTier", "thread_executor"]
+__all__ = ["StorageTier", "resilient_storage", "thread_executor"]
 
 _GRACE = 1.5
 """A call is overdue this much later than the deadline that its backend was given."""
@@ -45,6 +50,26 @@ def thread_executor(config: StorageConfig, clock: Clock) -> Executor:
     )
 
 
+def resilient_storage(
+    backend: HiCacheStorage, config: StorageConfig, clock: Clock
+) -> HiCacheStorage:
+    """Return a backend with what stands around it outside of simulations.
+
+    Failed pages are tried again, and a backend that fails all the same is left alone for a while:
+    the breaker is outside, so that it counts what retries could not mend.
+    """
+    if config.retry_attempts:
+        backend = RetryingStorage(backend, max_attempts=config.retry_attempts, clock=clock)
+    if config.breaker_failures:
+        backend = CircuitBreakerStorage(
+            backend,
+            max_failures=config.breaker_failures,
+            cooldown_seconds=config.breaker_cooldown_seconds,
+            clock=clock,
+        )
+    return backend
+
+
 class StorageTier:
     """Opens and closes the store, and runs storage jobs against it.
 
@@ -56,6 +81,8 @@ class StorageTier:
         factory: finds backends by name.
         clock: for deadlines.
         create_executor: what the work runs on; replaced in simulations.
+        wrap_backend: puts around a backend what time or chance plays a part in, such as
+            `resilient_storage`; by default nothing. Instruments are outside of it in any case.
     """
 
     def __init__(
@@ -65,16 +92,19 @@ class StorageTier:
         factory: StorageBackendFactory,
         clock: Clock,
         create_executor: Callable[[StorageConfig, Clock], Executor] = thread_executor,
+        wrap_backend: Callable[[HiCacheStorage, StorageConfig, Clock], HiCacheStorage]
+        | None = None,
     ) -> None:
         self._host_pools = tuple(host_pools)
         self._page_bytes = sum(pool.geometry.page_bytes for pool in host_pools)
         self._factory = factory
         self._clock = clock
         self._create_executor = create_executor
+        self._wrap_backend = wrap_backend
         # Appended to by workers, taken from by the owner; a deque's ends are thread-safe.
         self._results: deque[Result] = deque()
         self._works: dict[OperationId, StorageWork] = {}
-        self._backend: HiCacheStorage | None = None
+        self._backend: InstrumentedStorage | None = None
         self._executor: Executor | None = None
         self._context: StorageContext | None = None
 
@@ -82,6 +112,14 @@ class StorageTier:
     def num_abandoned_calls(self) -> int:
         """Calls past their deadline that have not returned."""
         return 0 if self._executor is None else self._executor.num_abandoned
+
+    @property
+    def backend(self) -> InstrumentedStorage | None:
+        """The backend with all that stands around it, for its counters and its health.
+
+        `hicache.storage.wrapper.storage_layers` takes it apart.
+        """
+        return self._backend
 
     def attach(self, config: StorageConfig) -> None:
         """Open the store.
@@ -92,7 +130,7 @@ class StorageTier:
         """
         if self._backend is not None:
             raise HiCacheError("a storage backend is attached already; detach it first")
-        backend = self._factory.create_backend(
+        bare = self._factory.create_backend(
             config.backend,
             HiCacheStorageConfig(
                 namespace=self._namespace(config),
@@ -101,6 +139,8 @@ class StorageTier:
                 clock=self._clock,
             ),
         )
+        wrapped = self._wrap_backend(bare, config, self._clock) if self._wrap_backend else bare
+        backend = InstrumentedStorage(wrapped, clock=self._clock)
         try:
             backend.register_memory(
                 [region for pool in self._host_pools for region in pool.regions()]
@@ -128,9 +168,11 @@ class StorageTier:
         """
         if self._executor is not None and not self._executor.close(timeout_seconds):
             return False
-        if self._backend is not None:
-            self._backend.close()
-        self._backend = self._executor = self._context = None
+        try:
+            if self._backend is not None:
+                self._backend.close()
+        finally:
+            self._backend = self._executor = self._context = None
         return True
 
     def clear(self) -> int:
@@ -138,6 +180,21 @@ class StorageTier:
         if self._backend is None:
             raise StorageError("no storage backend is attached; attach one before clearing it")
         return self._backend.clear()
+
+    def report(self) -> StorageReport:
+        """Return how the store does, from what was noted of its calls: asks no backend."""
+        if self._backend is None:
+            return StorageReport()
+        circuits = [
+            one.states()
+            for one in storage_layers(self._backend)
+            if isinstance(one, CircuitBreakerStorage)
+        ]
+        return StorageReport(
+            num_abandoned_calls=self.num_abandoned_calls,
+            snapshot=self._backend.snapshot(),
+            circuits=circuits[0] if circuits else {},
+        )
 
     def submit(self, job: StorageJob) -> None:
         """Queue a job; without a store it ends at once, with nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from hicache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DemoArguments", "run_demo"]
+__all__ = ["DemoArguments", "prepare_demo", "run_demo"]
 
 _SIZES: Final = {
     # L1 holds three of six conversations, L2 as many; together they need twice that.
@@ -86,10 +85,9 @@ def run_demo(arguments: DemoArguments, *, say: Callable[[str], None]) -> int:
     Raises:
         ConfigError: an argument cannot work.
     """
-    arguments = _with_weights(arguments, say)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hicache-demo-")))
-        options = _options(arguments, default_storage=folder / "storage")
+    with tempfile.TemporaryDirectory(prefix="hicache-demo-") as name:
+        folder = Path(name)
+        options = prepare_demo(arguments, default_storage=folder / "storage", say=say)
         options.write(folder / "options.json")
         say(f"serving {options.size.num_users} conversations with {options.model}")
         for phase in ("before", "after"):
@@ -112,6 +110,22 @@ def run_demo(arguments: DemoArguments, *, say: Callable[[str], None]) -> int:
         if path is not None:
             say(f"wrote {path}")
     return 0 if report.answers_equal else 1
+
+
+def prepare_demo(
+    arguments: DemoArguments, *, default_storage: Path, say: Callable[[str], None]
+) -> DemoOptions:
+    """Fetch what the model needs, and return what the arguments mean.
+
+    Args:
+        arguments: of a person.
+        default_storage: where L3 is when the arguments do not say.
+        say: takes lines for that person.
+
+    Raises:
+        ConfigError: an argument cannot work.
+    """
+    return _options(_with_weights(arguments, say), default_storage=default_storage)
 
 
 def _with_weights(arguments: DemoArguments, say: Callable[[str], None]) -> DemoArguments:
@@ -146,7 +160,8 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
                 "model_name": arguments.model,
                 "weights_revision": revision,
             },
-            "prefetch": {"threshold_tokens": 64},
+            # The tiny model computes faster than a disk reads, and is there to show the cache.
+            "prefetch": {"threshold_tokens": 64, "cost_estimate": arguments.model != "random"},
         }
     )
     return DemoOptions(

@@ -83,9 +83,6 @@ class Engine:
         self._idle = idle or _doze
         self._page_size = pool.geometry.page_size
         self._pages = RequestPages(allocator, self.cache, self._page_size)
-        self._best_effort = (
-            cache is not None and cache.cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
-        )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._requests: dict[RequestId, Request] = {}
@@ -94,6 +91,12 @@ class Engine:
     def cache(self) -> HiRadixCache | None:
         """The cache, if there is one."""
         return None if self._handle is None else self._handle.cache
+
+    @property
+    def _best_effort(self) -> bool:
+        """Whether a prefetch ends as soon as its request could run; it can change at run time."""
+        cache = self.cache
+        return cache is not None and cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
 
     def submit(self, request: Request) -> None:
         """Queue a request; begins its prefetch from storage.
@@ -176,6 +179,7 @@ class Engine:
             for request, count in batch
         ]
         self._reserve_writes(batch)
+        began = self._clock.now()
         try:
             logits = self._model.forward(chunks, self._pool)
         except TransferError:
@@ -184,6 +188,7 @@ class Engine:
         finally:
             if self._handle is not None:
                 self._handle.counter.set_consumer(())
+        self._note_prefill(batch, self._clock.now() - began)
         self._take_results(batch, logits)
         return [request for request, _ in batch]
 
@@ -268,6 +273,12 @@ class Engine:
         request.device_hit_tokens = found.device_hit_tokens
         request.storage_hit_tokens = min(from_storage, loaded)
         request.host_hit_tokens = loaded - request.storage_hit_tokens
+        self.cache.prompt_tokens.count(
+            request.num_prompt_tokens,
+            device=request.device_hit_tokens,
+            host=request.host_hit_tokens,
+            storage=request.storage_hit_tokens,
+        )
 
     # -- a batch -----------------------------------------------------------------------------
 
@@ -301,6 +312,12 @@ class Engine:
             if youngest is request:
                 return False
         return True
+
+    def _note_prefill(self, batch: list[tuple[Request, int]], seconds: float) -> None:
+        """Tell the cache what computing costs, where nothing but prompts was computed."""
+        only_prompts = all(count > 1 and request.producer == -1 for request, count in batch)
+        if self.cache is not None and only_prompts:
+            self.cache.note_prefill(sum(count for _, count in batch), seconds)
 
     def _reserve_writes(self, batch: list[tuple[Request, int]]) -> None:
         """Let the pages of prompts be written while they are computed; they are inserted next."""

@@ -3,6 +3,7 @@
 from hicache.hiradix_cache.build import create_hiradix_cache
 from hicache.hiradix_cache.cache import HiRadixCache
 from hicache.hiradix_cache.results import EvictOutcome, LoadBack, LoadStatus, PrefixMatch
+from hicache.hiradix_cache.snapshot import snapshot_of
 
 __all__ = [
     "EvictOutcome",
@@ -11,4 +12,5 @@ __all__ = [
     "LoadStatus",
     "PrefixMatch",
     "create_hiradix_cache",
+    "snapshot_of",
 ]

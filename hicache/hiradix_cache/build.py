@@ -7,7 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
-from hicache.controller import HiCacheController, LocalMover, PoolPair, StorageTier, thread_executor
+from hicache.controller import (
+    HiCacheController,
+    LocalMover,
+    PoolPair,
+    StorageTier,
+    resilient_storage,
+    thread_executor,
+)
 from hicache.errors import ConfigError
 from hicache.hiradix_cache.cache import HiRadixCache
 from hicache.pools import PageAllocator, ReportsLayerEnds, create_host_pool, host_pool_pages
@@ -74,6 +81,7 @@ def create_local_mover(
                 factory=factory or StorageBackendFactory.default(),
                 clock=clock,
                 create_executor=create_executor,
+                wrap_backend=resilient_storage,
             ),
             clock=clock,
         )

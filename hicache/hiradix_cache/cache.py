@@ -8,9 +8,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
+from hicache.hiradix_cache.flushing import flush_to_storage
 from hicache.hiradix_cache.loading import HostLoader
 from hicache.hiradix_cache.persisting import Persister
 from hicache.hiradix_cache.prefetching import Prefetcher
+from hicache.hiradix_cache.prompt_tokens import PromptTokens
 from hicache.hiradix_cache.results import PrefixMatch
 from hicache.hiradix_cache.returning import PageReturns
 from hicache.hiradix_cache.writing import HostWriter
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hicache.clock import Clock
-    from hicache.config import StorageConfig
-    from hicache.controller import CacheOperation, HiCacheController
+    from hicache.config import HiCacheConfig, StorageConfig
+    from hicache.controller import HiCacheController, StoragePolicies, StorageStatus
     from hicache.hiradix_cache.results import EvictOutcome, LoadBack
     from hicache.radix import EvictionPolicy, InsertResult, RadixKey, RadixNode
     from hicache.types import IntArray, RequestId
@@ -31,8 +33,6 @@ __all__ = ["HiRadixCache"]
 
 _STEPS_TO_END = 3
 """A prefetch that is answered needs a step each to begin, to be closed and to be released."""
-
-_FLUSH_STEP_SECONDS = 0.001
 
 
 class HiRadixCache:
@@ -50,6 +50,7 @@ class HiRadixCache:
 
     Attributes:
         counters: events by name, for people and tests; no number ever decreases.
+        prompt_tokens: hits by tier, counted by the scheduler.
     """
 
     def __init__(
@@ -62,16 +63,17 @@ class HiRadixCache:
     ) -> None:
         self._clock = clock or MonotonicClock()
         self._sleep = sleep
-        self.config = controller.config
         self.controller = controller
         self.tree = RadixTree(self.config.page_size, create_policy=create_policy)
         self.counters: Counter[str] = Counter()
+        self.prompt_tokens = PromptTokens()
         self._slot_table = SlotTable(controller.device_allocator.num_pages, self.config.page_size)
         self._returns = PageReturns(controller.device_allocator, controller.host_allocator)
+        self._persister = Persister(self.tree, controller, self.counters)
         self._writer = HostWriter(
             self.tree,
             controller,
-            persister=Persister(self.tree, controller, self.counters),
+            persister=self._persister,
             returns=self._returns,
             counters=self.counters,
         )
@@ -87,6 +89,11 @@ class HiRadixCache:
         )
         self._counted_pages: dict[RequestId, int] = {}
         self._owner = threading.get_ident()
+
+    @property
+    def config(self) -> HiCacheConfig:
+        """Policies and bounds in force; attaching a store may change policies."""
+        return self.controller.config
 
     # -- look-up and insertion ---------------------------------------------------------------
 
@@ -231,29 +238,50 @@ class HiRadixCache:
         """Return, once, how many tokens a request's prefetch has put on the host."""
         return self._prefetcher.pop_loaded_tokens(request_id)
 
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Take note of a pass over `num_tokens` prompt tokens that waited for no load.
+
+        What `prefetch.cost_estimate` compares reads with.
+        """
+        self.controller.costs.note_prefill(num_tokens, seconds)
+
     def release_aborted_request(self, request_id: RequestId) -> None:
         """Forget a request that will not be inserted any more; its prefetch ends."""
         self._counted_pages.pop(request_id, None)
         self.controller.reservations.abandon(request_id)
         self._prefetcher.abort(request_id)
 
-    def attach_storage_backend(self, storage: StorageConfig) -> None:
-        """See `HiCacheController.attach_storage_backend`."""
-        self.controller.attach_storage_backend(storage)
+    @property
+    def storage_status(self) -> StorageStatus:
+        """What there is to know about the store."""
+        self._check_thread()
+        return self.controller.storage_status
+
+    def attach_storage_backend(
+        self, storage: StorageConfig, *, policies: StoragePolicies | None = None
+    ) -> None:
+        """See `HiCacheController.attach_storage_backend`; a store that is new is filled anew."""
+        self._check_thread()
+        write_policy, was_attached = self.config.write_policy, self.controller.storage is not None
+        self.controller.attach_storage_backend(storage, policies=policies)
+        if self.config.write_policy is not write_policy:
+            self._writer.reset()
+        if not was_attached:
+            self._forget_store()
 
     def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
-        """See `HiCacheController.detach_storage_backend`.
-
-        What storage is believed to hold is forgotten, so a store attached later is filled anew.
-        """
+        """See `HiCacheController.detach_storage_backend`."""
+        self._check_thread()
         self.controller.detach_storage_backend(timeout_seconds)
-        self._forget_store()
 
     def clear_storage_backend(self) -> int:
         """See `HiCacheController.clear_storage_backend`; forgets what storage held."""
-        removed = self.controller.clear_storage_backend()
-        self._forget_store()
-        return removed
+        self._check_thread()
+        try:
+            return self.controller.clear_storage_backend()
+        finally:
+            # Also when the backend failed: some pages may be gone, or those of another rank.
+            self._forget_store()
 
     # -- progress and life cycle -------------------------------------------------------------
 
@@ -262,6 +290,7 @@ class HiRadixCache:
         self._check_thread()
         self._take_finished()
         self._writer.step()
+        self._persister.step()
 
     @property
     def num_in_flight(self) -> int:
@@ -290,10 +319,10 @@ class HiRadixCache:
         self._returns.take_reset(self.tree.reset())
         self._counted_pages.clear()
         self._writer.reset()
+        self._persister.forget()
         self._prefetcher.reset()
         self.controller.reset()
-        for operation in self.controller.drop_queued():
-            self._drop_queued(operation)
+        self._drop_queued()
 
     def flush(self, timeout_seconds: float = 10.0) -> int:
         """Bring all that storage lacks to it; blocks, and takes its own steps.
@@ -309,17 +338,8 @@ class HiRadixCache:
             Pages that storage still lacks, at most; 0 without a store, as nothing could be done.
         """
         self._check_thread()
-        if self.controller.storage is None:
-            return 0
-        num_left = self._writer.write_unstored()
-        for _ in range(int(timeout_seconds / _FLUSH_STEP_SECONDS)):
-            if not self.num_in_flight:
-                before, num_left = num_left, self._writer.write_unstored()
-                if not num_left or num_left == before:
-                    break
-            self.check_hicache_events()
-            self._sleep(_FLUSH_STEP_SECONDS)
-        return num_left
+        write_unstored, sleep = self._writer.write_unstored, self._sleep
+        return flush_to_storage(self, write_unstored, sleep, timeout_seconds)
 
     def close(self, timeout_seconds: float = 10.0) -> bool:
         """Stop everything in time, also when a backend call hangs.
@@ -330,8 +350,7 @@ class HiRadixCache:
             False when a call still runs; the memory it uses stays mapped. A later `close` looks
             again.
         """
-        for operation in self.controller.drop_queued():
-            self._drop_queued(operation)
+        self._drop_queued()
         stopped = self.controller.close(timeout_seconds)
         num_idle_steps = 0
         while self.num_in_flight and num_idle_steps < _STEPS_TO_END:
@@ -355,22 +374,22 @@ class HiRadixCache:
                 self._loader.finish(load, good=bool(good))
         self._prefetcher.advance(finished, now=self._clock.now())
         for persist, num_good in finished.persists:
-            self.tree.commit_persist(persist.ticket, num_good)
+            self._persister.finish(persist, num_good)
             self._prefetcher.stored(persist.hashes[:num_good])
             self._returns.copy_ended(persist.ticket)
 
     def _forget_store(self) -> None:
         """Forget what storage is believed to hold, and to lack."""
         self.tree.forget_persisted()
+        self._persister.forget()
         self._prefetcher.forget_doubts()
 
-    def _drop_queued(self, operation: CacheOperation) -> None:
-        """End a copy that was never started."""
-        assert operation.ticket is not None
-        if operation.ticket.kind is CopyKind.WRITE:
-            self._writer.finish(operation, good=False)
-        else:
-            self._loader.finish(operation, good=False)
+    def _drop_queued(self) -> None:
+        """End copies that were never started."""
+        for operation in self.controller.drop_queued():
+            assert operation.ticket is not None
+            is_write = operation.ticket.kind is CopyKind.WRITE
+            (self._writer if is_write else self._loader).finish(operation, good=False)
 
     def _check_thread(self) -> None:
         assert threading.get_ident() == self._owner, "HiRadixCache belongs to one thread"

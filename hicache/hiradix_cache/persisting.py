@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from hicache.controller import HiCacheController
-    from hicache.radix import RadixNode, RadixTree
+    from hicache.controller.operations import StorageOperation
+    from hicache.radix import RadixNode, RadixTree, Ticket
 
 __all__ = ["Persister"]
+
+_MAX_LEFT_OUT = 4096
+"""Runs that are remembered; beyond, the oldest waits until it is next inserted or written."""
+
+_RETRIES_A_STEP = 16
+_FIRST_PAUSE_STEPS = 64
+_LONGEST_PAUSE_STEPS = 8192
 
 
 class Persister:
     """Persists each run once it has a host copy.
 
-    A run that storage refused, or for which there was no room in the queue, is tried again when
-    it is next inserted or written: nothing is kept for it meanwhile.
+    A run that storage did not take, or for which there was no room in the queue, is remembered and
+    tried again after a pause, which doubles while storage goes on to fail and ends when it takes
+    something; and at once when it is next inserted or written. Pauses are counted in scheduler
+    steps, as all ranks take equally many.
     """
 
     def __init__(
@@ -26,6 +37,10 @@ class Persister:
         self._tree = tree
         self._controller = controller
         self._counters = counters
+        self._nodes: dict[Ticket, RadixNode] = {}
+        self._left_out: deque[RadixNode] = deque(maxlen=_MAX_LEFT_OUT)
+        self._pause_steps = _FIRST_PAUSE_STEPS
+        self._steps_left = 0
 
     def persist(self, node: RadixNode) -> None:
         """Queue `node` and its ancestors that storage does not hold; nothing without a store."""
@@ -44,3 +59,40 @@ class Persister:
         if operation is None:
             self._tree.commit_persist(ticket, 0)
             self._counters["persist_queue_full"] += 1
+            self._leave_out(node)
+        else:
+            self._nodes[ticket] = node
+
+    def finish(self, operation: StorageOperation, num_good: int) -> None:
+        """Give the outcome of a persist to the tree; what failed is tried again."""
+        node = self._nodes.pop(operation.ticket)
+        self._tree.commit_persist(operation.ticket, num_good)
+        if num_good == len(operation.hashes):
+            self._pause_steps, self._steps_left = _FIRST_PAUSE_STEPS, 0
+        elif operation.ticket.generation == self._tree.generation:
+            self._leave_out(node)
+
+    def step(self) -> None:
+        """Try what was left out again, some of it, when the pause is over."""
+        if not self._left_out or self._controller.storage is None:
+            return
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return
+        self._pause_steps = min(2 * self._pause_steps, _LONGEST_PAUSE_STEPS)
+        self._steps_left = self._pause_steps
+        for _ in range(min(_RETRIES_A_STEP, len(self._left_out))):
+            node = self._left_out.popleft()
+            if node.parent is not None:
+                self._counters["persist_retries"] += 1
+                self.persist(node)
+
+    def forget(self) -> None:
+        """Try nothing again: the tree has been reset, or the store has changed."""
+        self._left_out.clear()
+        self._pause_steps = _FIRST_PAUSE_STEPS
+
+    def _leave_out(self, node: RadixNode) -> None:
+        if not self._left_out:
+            self._steps_left = self._pause_steps
+        self._left_out.append(node)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hicache.controller import AttachmentState
 from hicache.hashing import TOKEN_BYTES, hash_pages
 from hicache.hiradix_cache.doubts import DoubtedPages
 from hicache.types import PrefetchPolicy
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
+    from hicache.config import PrefetchConfig
     from hicache.controller import HiCacheController
     from hicache.controller.agreement import Finished
     from hicache.controller.operations import PrefetchOperation
@@ -51,8 +53,6 @@ class Prefetcher:
         self._controller = controller
         self._writer = writer
         self._counters = counters
-        self._policy = controller.config.prefetch_policy
-        self._config = controller.config.prefetch
         self._page_size = controller.config.page_size
         self._by_request: dict[RequestId, PrefetchOperation] = {}
         self._refused: dict[RequestId, RadixKey] = {}
@@ -64,6 +64,8 @@ class Prefetcher:
         """See `HiRadixCache.prefetch_from_storage`."""
         was_refused = self._refused.pop(request_id, None) is not None
         if self._controller.storage is None or request_id in self._by_request:
+            if self._controller.storage_state is AttachmentState.DETACHING:
+                self._counters["prefetch_store_detaching"] += 1
             return request_id in self._by_request
         anchor = self._tree.split_at(self._tree.match(key)).last_host_node
         num_pages = len(key) // self._page_size - anchor.end
@@ -150,6 +152,14 @@ class Prefetcher:
             self._controller.host_allocator.free(operation.host_pages)
         if self._policy is PrefetchPolicy.TIMEOUT:
             self._end_late(now)
+
+    @property
+    def _policy(self) -> PrefetchPolicy:
+        return self._controller.config.prefetch_policy
+
+    @property
+    def _config(self) -> PrefetchConfig:
+        return self._controller.config.prefetch
 
     @property
     def _threshold_pages(self) -> int:

@@ -55,11 +55,18 @@ class HostWriter:
         self._persister = persister
         self._returns = returns
         self._counters = counters
-        self._policy = controller.config.write_policy
-        self._on_eviction = self._policy in (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
         num_pages = controller.device_allocator.num_pages
         self._watermark_pages = int(controller.config.write_watermark * num_pages)
         self._behind: deque[RadixNode] = deque(maxlen=_MAX_BEHIND)
+
+    @property
+    def _policy(self) -> WritePolicy:
+        return self._controller.config.write_policy
+
+    @property
+    def _on_eviction(self) -> bool:
+        """Whether what is evicted unwritten is written first."""
+        return self._policy in (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
 
     def reserve(self, request_id: RequestId, device_pages: IntArray) -> bool:
         """See `HiRadixCache.reserve_write`."""
@@ -93,7 +100,8 @@ class HostWriter:
         ticket = self._tree.begin_write(node)
         if ticket is None:
             return 0
-        if not self._queue(ticket, reserved_by=reserved_by):
+        is_reserved = reserved_by is not None and self._use_reserved(node, ticket, reserved_by)
+        if not is_reserved and not self._queue(ticket):
             self._drop(ticket)
             return 0
         return ticket.num_pages
@@ -177,27 +185,27 @@ class HostWriter:
             if not self._queue(ticket, keep_duplicates=True):
                 self._end(ticket, _NONE, 0)
 
-    def _queue(
-        self,
-        ticket: Ticket,
-        *,
-        keep_duplicates: bool = False,
-        reserved_by: RequestId | None = None,
-    ) -> bool:
+    def _use_reserved(self, node: RadixNode, ticket: Ticket, request_id: RequestId) -> bool:
+        """Let the write that a request has reserved be that of `ticket`, if it can be."""
+        top = self._tree.path(node, ticket.first_page)[0]
+        assert top.parent is not None
+        return self._controller.reservations.use(
+            request_id,
+            self._tree.ticket_device_pages(ticket),
+            ticket=ticket,
+            above=top.parent.write_ticket,
+        )
+
+    def _queue(self, ticket: Ticket, *, keep_duplicates: bool = False) -> bool:
         """Queue the write of `ticket`; False, and nothing has happened, without host pages.
 
         Neither is a write queued that has failed already, with one that was begun before it.
         """
         if self._tree.write_has_failed(ticket):
             return False
-        controller = self._controller
         pages = self._tree.ticket_device_pages(ticket)
-        if reserved_by is not None and controller.reservations.use(
-            reserved_by, pages, ticket=ticket
-        ):
-            return True
         self._make_room(len(pages), keep_duplicates=keep_duplicates)
-        return controller.write(pages, ticket=ticket) is not None
+        return self._controller.write(pages, ticket=ticket) is not None
 
     def _make_room(self, num_pages: int, *, keep_duplicates: bool = False) -> None:
         """Evict host pages so that `num_pages` can be allocated, if that many can be at all."""
@@ -217,4 +225,14 @@ class HostWriter:
         if commit.node is not None:
             self._persister.persist(commit.node)
         self._returns.copy_ended(ticket)
-        return self._returns.device(commit.freed_device)
+        num_freed = self._returns.device(commit.freed_device)
+        if not num_good or len(commit.untaken_host):
+            num_freed += self._end_failed()
+        return num_freed
+
+    def _end_failed(self) -> int:
+        """End the queued writes that failed with one above them: their pages may be queued anew."""
+        writes, failed = self._controller.writes, self._tree.write_has_failed
+        ended = [one for one in writes.queued if one.ticket is not None and failed(one.ticket)]
+        writes.queued = [one for one in writes.queued if one not in ended]
+        return sum(self._end(one.ticket, one.host_pages, 0) for one in ended if one.ticket)

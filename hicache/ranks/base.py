@@ -13,8 +13,9 @@ __all__ = ["RankGroup"]
 class RankGroup(Protocol):
     """The ranks that hold the same tree over different shards of the KV.
 
-    Each rank calls `agree` exactly once per scheduler step with a vector of the same length,
-    whatever happened, so that no branch can make ranks call a different number of collectives.
+    Each rank calls `agree` exactly once per scheduler step, and when a store is attached or
+    detached, with a vector of the same length, whatever happened, so that no branch can make ranks
+    call a different number of collectives.
     """
 
     @property

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from hicache.sim.coverage import Coverage
     from hicache.sim.executor import StorageCall
-    from hicache.sim.scheduler import Request, Scheduler
+    from hicache.sim.request import Request
+    from hicache.sim.scheduler import Scheduler
     from hicache.sim.system import System
 
 __all__ = ["Action", "Actions"]
@@ -26,7 +27,9 @@ __all__ = ["Action", "Actions"]
 _MAX_REQUESTS = 5
 _MAX_KEYS = 14
 _MAX_KEY_PAGES = 5
-_MAX_PIECES = 6
+_NUM_PIECES = (1, 2, 3, 6, 9, 14, 30)
+_MAX_CHUNKS = 3
+_ALL_STAGES = 10**6
 _MANY_PAGES = 10**6
 _NUM_STORED_KEYS = 4
 _PAGE_FAULTS = (Fault.MISSING, Fault.TRUNCATED, Fault.CORRUPT)
@@ -103,14 +106,20 @@ class Actions:
             "admit": Action(8, lambda: scheduler.ready, self._admit),
             "ask": Action(0.8, lambda: scheduler.waiting, self._ask),
             "start_loads": Action(4, lambda: loads.queued, scheduler.start_loads),
-            "compute": Action(14, lambda: scheduler.computable, self._compute),
+            "begin_pass": Action(
+                14, self._can_begin_pass, self._begin_pass, prospects.of_begin_pass
+            ),
+            "go_on": Action(4, self._is_in_pass, self._go_on_computing, prospects.of_going_on),
+            "fail_pass": Action(
+                0.5, self._is_in_pass, scheduler.fail_pass, prospects.of_failing_pass
+            ),
             "retract": Action(0.5, lambda: scheduler.running, self._retract),
             "abort": Action(0.2, lambda: scheduler.requests, self._abort, prospects.of_abort),
             "abort_moving": Action(
                 0.5, lambda: scheduler.moving, self._abort_moving, prospects.of_abort
             ),
             "reset": Action(0.1, _always, self._reset, prospects.of_reset),
-            "take_results": Action(3, _always, self._take_results, prospects.of_polling),
+            "take_results": Action(5, _always, self._take_results, prospects.of_polling),
         }
 
     def _submit(self) -> str:
@@ -159,9 +168,26 @@ class Actions:
         mem_quota = self.dice.choice([None, None, None, 2 * GEOMETRY.page_size])
         return self._scheduler.admit(self.dice.choice(requests), mem_quota=mem_quota)
 
-    def _compute(self) -> str:
-        request = self.dice.choice(self._scheduler.computable)
-        return self._scheduler.compute(request, self.dice.randint(1, 3))
+    def _is_in_pass(self) -> bool:
+        return self._scheduler.forward is not None
+
+    def _can_begin_pass(self) -> bool:
+        return self._scheduler.forward is None and bool(self._scheduler.computable)
+
+    def _begin_pass(self) -> str:
+        """Begin a pass, and most often go on to somewhere in it or to its end."""
+        dice, computable = self.dice, self._scheduler.computable
+        num_chunks = min(dice.randint(1, _MAX_CHUNKS), len(computable))
+        text = self._scheduler.begin_pass(
+            [(request, dice.randint(1, 3)) for request in dice.sample(computable, num_chunks)],
+            reserves=dice.random() < 0.9,
+            silent_layers=dice.choice([(), (), (), (), (0,), (1,), (0, 1)]),
+        )
+        return f"{text}; {self._go_on_computing()}"
+
+    def _go_on_computing(self) -> str:
+        num_stages = self.dice.choice([0, 1, 1, 2, 2, 2, 3, _ALL_STAGES])
+        return self._scheduler.go_on(num_stages)
 
     def _retract(self) -> str:
         return self._scheduler.retract(self.dice.choice(self._scheduler.running))
@@ -248,7 +274,7 @@ class Actions:
     def _run(self, kind: CopyKind) -> str:
         """Run some pieces of work of a stream."""
         stream = self._system.device.streams[kind.value]
-        count = sum(stream.run_one() for _ in range(self.dice.randint(1, _MAX_PIECES)))
+        count = sum(stream.run_one() for _ in range(self.dice.choice(_NUM_PIECES)))
         return f"{count} pieces, {stream.pending} left"
 
     def _break(self, kind: CopyKind) -> str:

@@ -19,18 +19,28 @@ if TYPE_CHECKING:
 __all__ = ["check_bytes", "check_ids"]
 
 
-def check_ids(system: System, scheduler: Scheduler) -> list[str]:
-    """Return what is wrong with pages as numbers: owners, locks, jobs; O(nodes + pages)."""
+def check_ids(system: System, scheduler: Scheduler, *, num_other_locks: int = 0) -> list[str]:
+    """Return what is wrong with pages as numbers: owners, locks, jobs; O(nodes + pages).
+
+    Args:
+        system: the rank.
+        scheduler: its requests; each that runs holds a lock.
+        num_other_locks: held by somebody else.
+    """
     cache = system.cache
     tree = cache.tree
     violations = check_system(cache, request_device_pages=scheduler.own_pages())
-    locks, holders = tree.num_request_locks(), len(scheduler.running)
-    if locks != holders:
-        violations.append(f"{locks} request lock(s) are held for {holders} running request(s)")
+    locks, running = tree.num_request_locks() - num_other_locks, len(scheduler.running)
+    if locks != running:
+        violations.append(f"{locks} request lock(s) are held for {running} running request(s)")
     host_locks = tree.root.host_lock_ref + sum(node.host_lock_ref for node in tree.nodes())
     readers = sum(ticket.kind is not CopyKind.WRITE for ticket in tree.open_tickets)
     if host_locks != readers:
         violations.append(f"{host_locks} host lock(s) are held for {readers} copies")
+    reserved, reserving = len(cache.controller.reservations), len(scheduler.reserving)
+    if reserved != reserving:
+        violations.append(f"{reserved} write(s) are reserved for {reserving} request(s)")
+    violations += _disordered_writes(system)
     return violations + system.mover.violations + system.store.violations
 
 
@@ -38,10 +48,11 @@ def check_bytes(system: System, scheduler: Scheduler) -> list[str]:
     """Return which pages hold other bytes than they have to.
 
     Pages of the tree and computed pages of requests hold their stamps; free pages, and pages of
-    requests that are not computed yet, what they were poisoned with. What a copy in flight writes
+    requests that are not computed yet, what they were poisoned with; pages of the pass under way
+    one or the other, layer by layer. What a copy in flight writes
     to is nobody's to read. The memory of the host pool must be open.
     """
-    violations: list[str] = []
+    violations = _wrong_in_pass(system, scheduler)
     device_pages, device_rows = scheduler.known_pages()
     host_pages: list[int] = []
     host_rows: list[int] = []
@@ -68,6 +79,30 @@ def check_bytes(system: System, scheduler: Scheduler) -> list[str]:
             name, pool, pages + free, all_rows + [POISON_ROW] * len(free), len(pages)
         )
     return violations
+
+
+def _disordered_writes(system: System) -> list[str]:
+    """Return which nodes are written by nobody, or in vain because before their parents."""
+    cache = system.cache
+    place_of = {one.ticket: place for place, one in enumerate(cache.controller.writes.operations())}
+    violations = []
+    for node in cache.tree.nodes():
+        ticket, above = node.write_ticket, node.parent and node.parent.write_ticket
+        if ticket is not None and ticket not in place_of:
+            violations.append(f"{node} is written by nobody")
+        elif ticket and above and place_of[ticket] < place_of.get(above, 0):
+            violations.append(f"{node} is written before its parent")
+    return violations
+
+
+def _wrong_in_pass(system: System, scheduler: Scheduler) -> list[str]:
+    if scheduler.forward is None:
+        return []
+    return [
+        f"device page {pages[place]} is in the pass and holds other bytes in layer {layer}"
+        for layer, pages, rows in scheduler.forward.known_pages()
+        for place in system.device_bytes.wrong(pages, rows, layer=layer)
+    ]
 
 
 def _wrong_pages(

@@ -6,21 +6,25 @@ import contextlib
 import dataclasses
 import json
 import os
-import time
+import random
 from typing import TYPE_CHECKING
 
+from hicache.clock import MonotonicClock
 from hicache.errors import ConfigError
-from hicache.sim.coverage import DECLARED
+from hicache.sim.coverage import DECLARED, Coverage
 from hicache.sim.simulation import COVERING_STEPS, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from hicache.clock import Clock
     from hicache.sim.shrinking import FailingRun
     from hicache.sim.simulation import Failure, Report
 
-__all__ = ["SimulateArguments", "failure_text", "run_simulate"]
+__all__ = ["SimulateArguments", "failure_text", "random_seed", "run_simulate"]
+
+_SEED_BITS = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,16 +32,40 @@ class SimulateArguments:
     """What the command line asks for.
 
     Attributes:
+        seed: of the only run, unless there are `seconds`.
+        steps: of each run.
+        seconds: for how long runs of fresh seeds are begun; None for a single run.
         json_path: where the report goes as JSON, if anywhere.
     """
 
-    seed: int
+    seed: int = 0
     steps: int
+    seconds: float | None = None
     json_path: Path | None = None
 
 
-def run_simulate(arguments: SimulateArguments, *, say: Callable[[str], None]) -> int:
+def random_seed() -> int:
+    """Return a seed that the operating system has drawn."""
+    return random.SystemRandom().getrandbits(_SEED_BITS)
+
+
+def run_simulate(
+    arguments: SimulateArguments,
+    *,
+    say: Callable[[str], None],
+    clock: Clock | None = None,
+    draw_seed: Callable[[], int] = random_seed,
+) -> int:
     """Simulate and tell people through `say`; a progress bar shows when a person is watching.
+
+    With `seconds`, run after run until they have passed, to the first that finds something. A run
+    that has begun is finished, and its seed is told before, so that it is known whatever happens.
+
+    Args:
+        arguments: what to run.
+        say: takes a line, or several.
+        clock: what `seconds` are measured on.
+        draw_seed: gives the fresh seeds.
 
     Returns:
         The exit status: 0 nothing was wrong, 1 an invariant is broken or a declared meeting is
@@ -46,40 +74,73 @@ def run_simulate(arguments: SimulateArguments, *, say: Callable[[str], None]) ->
     Raises:
         ConfigError: an argument cannot work.
     """
-    target = arguments.json_path
-    if target is not None:
-        # Before the work, so that no long run ends without its report.
-        _require_writable(target)
-    started = time.monotonic()
-    with _progress(arguments.steps) as progress:
-        report = simulate(arguments.seed, arguments.steps, progress=progress)
-    seconds = time.monotonic() - started
-    say(report.coverage.table())
-    say(
-        f"seed {report.seed}: {report.num_steps} steps in {report.num_episodes} episodes, "
-        f"{seconds:.1f} s"
-    )
-    if report.failure is not None:
-        say(failure_text(report, report.failure))
-    elif not report.passed:
-        unmet = [meeting for meeting in DECLARED if meeting in report.coverage.unmet]
-        names = "\n  ".join(" ".join(part.value for part in meeting) for meeting in unmet)
-        say(f"never met, though {COVERING_STEPS} steps have to meet it:\n  {names}")
-    else:
-        say("every invariant held after every step")
-    if target is not None:
-        text = json.dumps(_to_json(report, seconds), indent=2)
-        target.write_text(text + "\n", encoding="utf-8")
-    return 0 if report.passed else 1
+    _require_possible(arguments)
+    clock = clock or MonotonicClock()
+    started = clock.now()
+    reports: list[Report] = []
+    for seed in _seeds(arguments, clock, draw_seed):
+        if arguments.seconds is not None:
+            say(f"hicache simulate --seed {seed} --steps {arguments.steps}")
+        with _progress(arguments.steps) as progress:
+            reports.append(simulate(seed, arguments.steps, progress=progress))
+        if not reports[-1].passed:
+            break
+    seconds = clock.now() - started
+    coverage = Coverage.total(report.coverage for report in reports)
+    say(coverage.table())
+    say(_summary(reports, seconds))
+    say(_verdict(reports[-1]))
+    if arguments.json_path is not None:
+        text = json.dumps(_to_json(reports, coverage, seconds), indent=2)
+        arguments.json_path.write_text(text + "\n", encoding="utf-8")
+    return 0 if reports[-1].passed else 1
 
 
-def _require_writable(target: Path) -> None:
+def _seeds(
+    arguments: SimulateArguments, clock: Clock, draw_seed: Callable[[], int]
+) -> Iterator[int]:
+    if arguments.seconds is None:
+        yield arguments.seed
+        return
+    end = clock.now() + arguments.seconds
+    yield draw_seed()
+    while clock.now() < end:
+        yield draw_seed()
+
+
+def _require_possible(arguments: SimulateArguments) -> None:
+    """Raise before the work begins, so that no long run ends without its report."""
+    seconds, target = arguments.seconds, arguments.json_path
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"--seconds must be more than 0, not {seconds}")
+    if target is None:
+        return
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--json {target}: {error}") from error
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise ConfigError(f"--json {target} cannot be written; name a file in a writable folder")
+
+
+def _summary(reports: list[Report], seconds: float) -> str:
+    seeds = f"seed {reports[0].seed}" if len(reports) == 1 else f"{len(reports)} seeds"
+    num_steps = sum(report.num_steps for report in reports)
+    num_episodes = sum(report.num_episodes for report in reports)
+    return f"{seeds}: {num_steps} steps in {num_episodes} episodes, {seconds:.1f} s"
+
+
+def _verdict(report: Report) -> str:
+    if report.failure is not None:
+        return failure_text(report, report.failure)
+    if report.passed:
+        return "every invariant held after every step"
+    unmet = [meeting for meeting in DECLARED if meeting in report.coverage.unmet]
+    names = "\n  ".join(" ".join(part.value for part in meeting) for meeting in unmet)
+    return (
+        f"never met with seed {report.seed}, though {COVERING_STEPS} steps have to meet it:\n"
+        f"  {names}"
+    )
 
 
 def failure_text(report: Report, failure: Failure) -> str:
@@ -98,29 +159,35 @@ def failure_text(report: Report, failure: Failure) -> str:
     )
 
 
-def _to_json(report: Report, seconds: float) -> dict[str, object]:
-    counts = report.coverage.counts
-    failure = report.failure
+def _to_json(reports: list[Report], coverage: Coverage, seconds: float) -> dict[str, object]:
+    newest = reports[-1]
+    failure = newest.failure
     return {
-        "seed": report.seed,
-        "steps": report.num_steps,
-        "episodes": report.num_episodes,
         "seconds": seconds,
-        "passed": report.passed,
-        "digest": report.digest,
+        "passed": newest.passed,
+        "runs": [
+            {
+                "seed": report.seed,
+                "steps": report.num_steps,
+                "episodes": report.num_episodes,
+                "digest": report.digest,
+            }
+            for report in reports
+        ],
         "meetings": [
             {
                 "operation": meeting.operation.value,
                 "state": meeting.state.value,
                 "fault": meeting.fault.value,
-                "count": counts[meeting],
+                "count": coverage.counts[meeting],
                 "declared": meeting in DECLARED,
             }
-            for meeting in sorted({*DECLARED, *counts})
+            for meeting in sorted({*DECLARED, *coverage.counts})
         ],
         "failure": None
         if failure is None
         else {
+            "seed": newest.seed,
             "step": failure.step,
             "violations": list(failure.run.violations),
             "shortest": _run_to_json(failure.shortest),

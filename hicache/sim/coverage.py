@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["DECLARED", "Coverage", "Fault", "Meeting", "Operation", "State"]
 
@@ -14,6 +17,8 @@ class Operation(str, Enum):
     """What moves pages, or asks about them."""
 
     WRITE = "write"
+    RESERVED = "reserved"
+    """A write that has begun before the pass that computes its pages; until it is a node's."""
     LOAD = "load"
     QUERY = "query"
     PREFETCH = "prefetch"
@@ -26,7 +31,7 @@ class State(str, Enum):
     START = "start"
     """Asked for, but not begun."""
     QUEUED = "queued"
-    """Nothing of it runs now: no job, or no call, carries it yet."""
+    """Nothing of it runs now: no job, no layer or no call carries it yet."""
     RUNNING = "running"
     """On a stream, or in a call of the backend."""
     HANGING = "hanging"
@@ -39,7 +44,8 @@ class Fault(str, Enum):
     """What goes wrong, or comes between."""
 
     ABORT = "abort"
-    """A request is aborted: its own query, prefetch or load; any write or persist."""
+    """A request is aborted: its own query, prefetch, load or reserved write; any write or persist.
+    """
     RESET = "reset"
     RAISE = "raise"
     """The copy of a layer, or the backend, raises."""
@@ -64,6 +70,14 @@ class Fault(str, Enum):
     """The store is full."""
     NO_MEMORY = "no_memory"
     """The pool, the budget or the queue has no room."""
+    GIVE_UP = "give_up"
+    """No insertion follows, as when the pass fails, or one whose node needs no write."""
+    OTHER_PAGES = "other_pages"
+    """The node of the insertion has other pages to be written."""
+    CATCH_UP = "catch_up"
+    """It becomes a node's while layers are missing."""
+    EARLY = "early"
+    """It becomes a node's when its result was taken already."""
 
 
 class Meeting(NamedTuple):
@@ -84,6 +98,7 @@ _COPIES = (Operation.WRITE, Operation.LOAD)
 _CALLS = (Operation.QUERY, Operation.PREFETCH, Operation.PERSIST)
 _MOVES = (Operation.PREFETCH, Operation.PERSIST)
 _RUNNING = (State.RUNNING,)
+_RESERVED = (Operation.RESERVED,)
 
 DECLARED: tuple[Meeting, ...] = (
     *_meetings(
@@ -100,7 +115,17 @@ DECLARED: tuple[Meeting, ...] = (
     *_meetings((Operation.QUERY,), _RUNNING, Fault.MISSING),
     *_meetings((Operation.PREFETCH,), _RUNNING, Fault.MISSING, Fault.CORRUPT, Fault.TRUNCATED),
     *_meetings((Operation.PERSIST,), _RUNNING, Fault.NO_SPACE),
-    *_meetings((*_COPIES, *_CALLS), (State.START,), Fault.NO_MEMORY),
+    *_meetings((*_COPIES, *_CALLS, *_RESERVED), (State.START,), Fault.NO_MEMORY),
+    *_meetings(
+        _RESERVED,
+        (State.QUEUED, State.RUNNING, State.ENDED),
+        Fault.ABORT,
+        Fault.RESET,
+        Fault.GIVE_UP,
+    ),
+    *_meetings(_RESERVED, _RUNNING, Fault.RAISE, Fault.OTHER_PAGES),
+    *_meetings(_RESERVED, (State.QUEUED, State.RUNNING), Fault.CATCH_UP),
+    *_meetings(_RESERVED, (State.ENDED,), Fault.EARLY),
 )
 """Every meeting that a run of `hicache.sim.simulation.COVERING_STEPS` steps has to see."""
 
@@ -116,6 +141,15 @@ class Coverage:
     def __init__(self) -> None:
         self.counts: Counter[Meeting] = Counter()
         self.unmet = set(DECLARED)
+
+    @classmethod
+    def total(cls, coverages: Iterable[Coverage]) -> Coverage:
+        """Return the counts of several runs together."""
+        total = cls()
+        for one in coverages:
+            total.counts.update(one.counts)
+            total.unmet &= one.unmet
+        return total
 
     def note(self, operation: Operation, state: State, fault: Fault) -> None:
         """Count one meeting."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.errors import InvariantViolation
 from hicache.sim.actions import Actions
 from hicache.sim.checking import check_bytes, check_ids
 from hicache.sim.coverage import Fault, Operation, State
+from hicache.sim.ending import close, close_again, empty, settle
 from hicache.sim.scheduler import Scheduler
 from hicache.sim.system import System, SystemOptions
+from hicache.sim.time_limit import NoProgress, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision", "Episode"]
 
-_MAX_ROUNDS_TO_END = 100
-_MANY_PAGES = 10**6
 _SOUGHT = 20.0
 """Added to the weight of what perhaps brings about a meeting that was not yet."""
 
-_CLOSE_SECONDS = 1.0
+_STEP_SECONDS = 3.0
+"""Of processor time; ten thousand times what a step takes."""
 
 _NO_ROOM = {
     "unwritten_pages": Operation.WRITE,
@@ -55,6 +58,7 @@ class Episode:
 
     Attributes:
         log: what each step did, in words.
+        is_stuck: whether the last step would never have ended.
     """
 
     def __init__(self, seed: str, coverage: Coverage) -> None:
@@ -66,6 +70,7 @@ class Episode:
         self._actions = Actions(self._system, self._scheduler, coverage, self._rng)
         self._closes_early = self._rng.random() < 0.5
         self.log: list[str] = []
+        self.is_stuck = False
 
     def next_step(self) -> tuple[Decision, list[str]]:
         """Choose a decision, carry it out and return it with the invariants that it broke.
@@ -98,28 +103,36 @@ class Episode:
         When nothing goes wrong any more, whatever did before, every movement ends in a bounded
         number of steps, nobody waits for ever, and every page becomes free.
         """
-        ends = [("close", self._close), ("close_again", self._close_again)]
+        system, scheduler = self._system, self._scheduler
+        ends = [partial(close, system, scheduler), partial(close_again, system)]
         if not self._closes_early:
-            ends = [("settle", self._settle), ("empty", self._empty), *ends]
-        for name, end in ends:
-            violations = self._checked(name, end)
+            ends = [partial(settle, system, scheduler), partial(empty, system), *ends]
+        for end in ends:
+            violations = self._checked(end.func.__name__, end)
             if violations:
                 return violations
         return []
 
     def abandon(self) -> None:
-        """Give back threads and memory, whatever state the rank is in."""
-        self._system.abandon()
+        """Give back threads and memory, whatever state the rank is in.
+
+        Not those of a step that made no progress: it may still run, and would be waited for.
+        """
+        if not self.is_stuck:
+            with contextlib.suppress(NoProgress), time_limit(_STEP_SECONDS):
+                self._system.abandon()
 
     def _checked(self, name: str, do: Callable[[], str]) -> list[str]:
         counters = self._system.cache.counters
         before = [counters[counter] for counter in _NO_ROOM]
         try:
-            self.log.append(f"{name}: {do()}")
-            violations = check_ids(self._system, self._scheduler)
-            if not self._system.is_closed:
-                violations += check_bytes(self._system, self._scheduler)
+            with time_limit(_STEP_SECONDS):
+                self.log.append(f"{name}: {do()}")
+                violations = check_ids(self._system, self._scheduler)
+                if not self._system.is_closed:
+                    violations += check_bytes(self._system, self._scheduler)
         except InvariantViolation as error:
+            self.is_stuck = isinstance(error, NoProgress)
             violations = error.violations
         except Exception as error:  # noqa: BLE001  # whatever the code under test raises is found
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -128,48 +141,3 @@ class Episode:
             if counters[counter] > count:
                 self._coverage.note(operation, State.START, Fault.NO_MEMORY)
         return [f"{name}: {violation}" for violation in violations]
-
-    def _settle(self) -> str:
-        """Let all end, first what is under way and then what requests still wait for."""
-        system, scheduler = self._system, self._scheduler
-        for rounds in range(_MAX_ROUNDS_TO_END):
-            system.run_all()
-            scheduler.start_loads()
-            for request in scheduler.computable:
-                scheduler.compute(request, _MANY_PAGES)
-            for request in scheduler.waiting:
-                scheduler.admit(request, mem_quota=None)
-            if not scheduler.requests and not system.cache.num_in_flight:
-                return f"{rounds} rounds"
-        left = f"{len(scheduler.requests)} request(s), {system.cache.num_in_flight} in flight"
-        raise InvariantViolation([f"without further faults, {left} after many rounds"])
-
-    def _empty(self) -> str:
-        system = self._system
-        cache, allocators = system.cache, (system.device_allocator, system.host_allocator)
-        for _ in range(_MAX_ROUNDS_TO_END):
-            cache.evict(_MANY_PAGES)
-            cache.evict_host(_MANY_PAGES)
-            system.run_all()
-            if all(one.num_available == one.num_pages for one in allocators):
-                return "all pages are free"
-        free = [one.num_available for one in allocators]
-        raise InvariantViolation([f"with nothing in use, only {free} pages became free"])
-
-    def _close(self) -> str:
-        """Close as far as no call is under way, which is not waited for."""
-        system = self._system
-        is_busy = bool(system.executor.under_way)
-        system.is_closed = system.cache.close(_CLOSE_SECONDS)
-        if system.is_closed is is_busy:
-            raise InvariantViolation([f"close says {system.is_closed}, calls under way {is_busy}"])
-        return "with calls under way" if is_busy else "idle"
-
-    def _close_again(self) -> str:
-        """Close wholly, when all calls have returned."""
-        system = self._system
-        system.let_go()
-        system.is_closed = system.cache.close(_CLOSE_SECONDS)
-        if not system.is_closed or system.cache.num_in_flight:
-            raise InvariantViolation([f"{system.cache.num_in_flight} in flight after close"])
-        return "idle"

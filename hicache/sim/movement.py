@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import dataclasses
+from typing import TYPE_CHECKING
 
 from hicache.controller.records import CopyResult, PersistJob, Phase, QueryJob, QueryResult
 from hicache.sim.coverage import Fault, Operation, State
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
 
     from hicache.config import StorageConfig
     from hicache.controller import LocalMover
-    from hicache.controller.records import LoadJob, PagesResult, Result, StorageJob, WriteJob
+    from hicache.controller.records import (
+        LoadJob,
+        PagesResult,
+        Result,
+        StorageJob,
+        StorageReport,
+        WriteJob,
+    )
     from hicache.device import Event
     from hicache.sim.coverage import Coverage
     from hicache.sim.executor import SimulatedExecutor
@@ -32,9 +40,28 @@ _FAULT_OF = {
 }
 
 
-class _Copy(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class _Copy:
+    """A copy whose result nobody has taken.
+
+    Attributes:
+        ended: recorded behind all of it, when that has been submitted.
+        missing: layers that are not submitted.
+        num_layers: how many it has waited for; 0 when it was submitted as a whole.
+        abandoned: whether it was given up while layers were missing.
+    """
+
     operation: Operation
     ended: Event
+    missing: set[int] = dataclasses.field(default_factory=set)
+    num_layers: int = 0
+    abandoned: bool = False
+
+    @property
+    def state(self) -> State:
+        if self.missing and len(self.missing) == self.num_layers:
+            return State.QUEUED
+        return State.RUNNING if self.missing or not self.ended.query() else State.ENDED
 
 
 class WatchedMover:
@@ -44,12 +71,15 @@ class WatchedMover:
         mover: does the work.
         device: where `mover` has its streams.
         executor: what the storage work of `mover` runs on.
+        num_layers: of the pool.
         coverage: is told what results say.
 
     Attributes:
         violations: jobs that ended twice or never began, one sentence each.
         newest_query: of the query submitted last; whoever sets it to None learns of the next.
         newest_load: likewise for loads.
+        newest_reservation: likewise for writes by layer.
+        newest_finish: whether the write was wanted that was finished last.
     """
 
     def __init__(
@@ -58,17 +88,22 @@ class WatchedMover:
         *,
         device: NamedStreams,
         executor: SimulatedExecutor,
+        num_layers: int,
         coverage: Coverage,
     ) -> None:
         self._mover = mover
         self._device = device
         self._executor = executor
+        self._num_layers = num_layers
         self._coverage = coverage
         self._copies: dict[OperationId, _Copy] = {}
         self._calls: dict[OperationId, StorageCall] = {}
+        self._unfinished: set[OperationId] = set()
         self.violations: list[str] = []
         self.newest_query: OperationId | None = None
         self.newest_load: OperationId | None = None
+        self.newest_reservation: OperationId | None = None
+        self.newest_finish = True
 
     def state(self, operation_id: OperationId | None) -> tuple[Operation, State] | None:
         """Return how far a job is; None when its result was taken, or there is none."""
@@ -77,7 +112,7 @@ class WatchedMover:
             return call.operation, call.state
         if operation_id in self._copies:
             copy = self._copies[operation_id]
-            return copy.operation, State.ENDED if copy.ended.query() else State.RUNNING
+            return copy.operation, copy.state
         return None
 
     def states(self) -> Iterator[tuple[Operation, State]]:
@@ -95,11 +130,46 @@ class WatchedMover:
     def submit_write(self, job: WriteJob) -> None:
         """See `Mover.submit_write`."""
         self._mover.submit_write(job)
-        self._watch(job.operation_id, Operation.WRITE)
+        if not job.by_layer:
+            self._watch(job.operation_id, Operation.WRITE)
+            return
+        self._copies[job.operation_id] = _Copy(
+            Operation.RESERVED,
+            self._device.create_event(),
+            missing=set(range(self._num_layers)),
+            num_layers=self._num_layers,
+        )
+        self._unfinished.add(job.operation_id)
+        self.newest_reservation = job.operation_id
 
     def finish_write(self, operation_id: OperationId, *, wanted: bool) -> None:
         """See `Mover.finish_write`."""
+        self.newest_finish = wanted
         self._mover.finish_write(operation_id, wanted=wanted)
+        if operation_id not in self._unfinished:
+            self.violations.append(f"write {operation_id} waits for no finish")
+        self._unfinished.discard(operation_id)
+        copy = self._copies.get(operation_id)
+        if copy is None:
+            if wanted:
+                self._coverage.note(Operation.RESERVED, State.ENDED, Fault.EARLY)
+            return
+        if copy.missing:
+            copy.abandoned = not wanted
+            if wanted:
+                self._coverage.note(copy.operation, copy.state, Fault.CATCH_UP)
+            copy.missing.clear()
+            self._record_end(copy)
+        copy.operation = Operation.WRITE
+
+    def on_layer_end(self, layer: int) -> None:
+        """See `LocalMover.on_layer_end`."""
+        self._mover.on_layer_end(layer)
+        for copy in self._copies.values():
+            if layer in copy.missing:
+                copy.missing.remove(layer)
+                if not copy.missing:
+                    self._record_end(copy)
 
     def submit_load(self, job: LoadJob) -> int:
         """See `Mover.submit_load`."""
@@ -131,8 +201,7 @@ class WatchedMover:
         results = self._mover.poll()
         for result in results:
             if isinstance(result, CopyResult):
-                if self._copies.pop(result.operation_id, None) is None:
-                    self.violations.append(f"there is no copy that could end with {result}")
+                self._take_copy(result)
             else:
                 self._take(result)
         return results
@@ -149,14 +218,28 @@ class WatchedMover:
         """See `Mover.clear_storage`."""
         return self._mover.clear_storage()
 
+    def storage_report(self) -> StorageReport:
+        """See `Mover.storage_report`."""
+        return self._mover.storage_report()
+
     def close(self, timeout_seconds: float) -> bool:
         """See `Mover.close`."""
         return self._mover.close(timeout_seconds)
 
     def _watch(self, operation_id: OperationId, operation: Operation) -> None:
-        ended = self._device.create_event()
-        self._device.streams[operation.value].record(ended)
-        self._copies[operation_id] = _Copy(operation, ended)
+        copy = self._copies[operation_id] = _Copy(operation, self._device.create_event())
+        self._device.streams[operation.value].record(copy.ended)
+
+    def _record_end(self, write: _Copy) -> None:
+        self._device.streams[Operation.WRITE.value].record(write.ended)
+
+    def _take_copy(self, result: CopyResult) -> None:
+        copy = self._copies.pop(result.operation_id, None)
+        if copy is None or copy.missing or copy.abandoned is not result.abandoned:
+            self.violations.append(f"there is no copy that could end with {result}")
+            return
+        if copy.num_layers and result.error:
+            self._coverage.note(Operation.RESERVED, State.RUNNING, Fault.RAISE)
 
     def _take(self, result: QueryResult | PagesResult) -> None:
         call = self._calls.get(result.operation_id)

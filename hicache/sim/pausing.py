@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ class Pausable:
         self._go.acquire()
 
     def _run(self) -> None:
+        # An alarm has to wake the main thread, which waits for this one: see `time_limit`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])
         self._go.acquire()
         try:
             self._function()

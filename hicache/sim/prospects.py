@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.sim.coverage import Fault, Meeting, Operation, State
+from hicache.sim.coverage import DECLARED, Fault, Meeting, Operation, State
 from hicache.sim.system import CALL_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Prospects:
     """
 
     def __init__(self, system: System, scheduler: Scheduler) -> None:
+        self._system = system
         self._executor = system.executor
         self._mover = system.mover
         self._clock = system.clock
@@ -52,11 +53,41 @@ class Prospects:
 
     def of_end(self, operation: Operation) -> set[Meeting]:
         """Of the end of a copy."""
-        return _interruptions(operation, State.ENDED)
+        meetings = _interruptions(operation, State.ENDED)
+        if operation is Operation.WRITE and self._scheduler.reserving:
+            meetings |= _ends_of_reserved(State.ENDED)
+            meetings.add(Meeting(Operation.RESERVED, State.ENDED, Fault.EARLY))
+        return meetings
 
     def of_copy(self, operation: Operation, fault: Fault) -> set[Meeting]:
         """Of a fault in a copy."""
-        return {Meeting(operation, State.RUNNING, fault)}
+        meetings = {Meeting(operation, State.RUNNING, fault)}
+        if operation is Operation.WRITE and self._scheduler.reserving:
+            meetings.add(Meeting(Operation.RESERVED, State.RUNNING, fault))
+        return meetings
+
+    def of_begin_pass(self) -> set[Meeting]:
+        """Of a pass for which writes may be reserved."""
+        if not self._system.writes_by_layer:
+            return set()
+        return {meeting for meeting in DECLARED if meeting.operation is Operation.RESERVED}
+
+    def of_going_on(self) -> set[Meeting]:
+        """Of the next layer, or of the insertion behind the last one."""
+        forward, states = self._scheduler.forward, self._reserved_states()
+        assert forward is not None
+        if states and not forward.computed:
+            return _ends_of_reserved(State.RUNNING) | _ends_of_reserved(State.ENDED)
+        return {
+            Meeting(Operation.RESERVED, state, fault)
+            for state in states
+            for fault in (Fault.OTHER_PAGES, Fault.CATCH_UP, Fault.EARLY)
+        }
+
+    def of_failing_pass(self) -> set[Meeting]:
+        """Of a pass that fails."""
+        states = self._reserved_states()
+        return {Meeting(Operation.RESERVED, state, Fault.GIVE_UP) for state in states}
 
     def of_call(self, fault: Fault) -> set[Meeting]:
         """Of a fault in the next call."""
@@ -78,13 +109,22 @@ class Prospects:
         return timeouts | self._hang(early)
 
     def of_polling(self) -> set[Meeting]:
-        """Of looking for calls that are past their deadline."""
-        return self._hang([call for call in self._running() if self._is_late(call)])
+        """Of looking for calls that are past their deadline, and for results."""
+        meetings = self._hang([call for call in self._running() if self._is_late(call)])
+        if State.ENDED in self._reserved_states():
+            meetings.add(Meeting(Operation.RESERVED, State.ENDED, Fault.EARLY))
+        return meetings
 
     def of_return(self) -> set[Meeting]:
         """Of letting a call go on."""
         late = [call for call in self._executor.delayed if self._is_late(call)]
         return {Meeting(call.operation, State.RUNNING, Fault.TIMEOUT) for call in late}
+
+    def _reserved_states(self) -> set[State]:
+        if not self._scheduler.reserving:
+            return set()
+        movements = self._scheduler.movements()
+        return {state for operation, state in movements if operation is Operation.RESERVED}
 
     def _hang(self, calls: Iterable[StorageCall]) -> set[Meeting]:
         """What can come of it when `calls` hang, also for what is queued behind them."""
@@ -101,6 +141,11 @@ class Prospects:
 
     def _is_late(self, call: StorageCall) -> bool:
         return self._clock.now() - call.since > CALL_TIMEOUT_SECONDS
+
+
+def _ends_of_reserved(state: State) -> set[Meeting]:
+    give_up = Meeting(Operation.RESERVED, state, Fault.GIVE_UP)
+    return {*_interruptions(Operation.RESERVED, state), give_up}
 
 
 def _interruptions(operation: Operation, state: State) -> set[Meeting]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,65 +9,23 @@ import numpy as np
 from hicache.errors import InvariantViolation, TransferError
 from hicache.hiradix_cache import LoadStatus
 from hicache.sim.coverage import Fault, Operation, State
+from hicache.sim.forward_pass import Chunk, ForwardPass
+from hicache.sim.request import NO_PRODUCER, Request, no_pages
 from hicache.sim.stamps import POISON_ROW
 from hicache.sim.system import GEOMETRY
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
-    from hicache.radix import RadixKey, RadixNode
+    from hicache.radix import RadixKey
     from hicache.sim.coverage import Coverage
     from hicache.sim.system import System
-    from hicache.types import IntArray, OperationId
+    from hicache.types import IntArray
 
-__all__ = ["Request", "Scheduler"]
+__all__ = ["Scheduler"]
 
-_NO_PRODUCER = -1
-
-
-def _no_pages() -> IntArray:
-    return np.empty(0, dtype=np.int64)
-
-
-@dataclasses.dataclass(eq=False)
-class Request:
-    """A request and the pages that it uses.
-
-    Attributes:
-        node: locked for it; None while it waits.
-        pages: its page table: pages of the tree, then its own.
-        num_tree_pages: of `pages`, how many are the tree's, or a load's.
-        num_computed_pages: of `pages`, how many hold, or are getting, their bytes.
-        load_first_page: where its load begins; None when it waits for none.
-        producer: of its load; -1 while that is queued.
-        load_id: job of its load.
-        query_id: of its prefetch.
-        computes: whether it does without loads, because one has failed.
-    """
-
-    request_id: str
-    key: RadixKey
-    node: RadixNode | None = None
-    pages: IntArray = dataclasses.field(default_factory=_no_pages)
-    num_tree_pages: int = 0
-    num_computed_pages: int = 0
-    load_first_page: int | None = None
-    producer: int = _NO_PRODUCER
-    load_id: OperationId | None = None
-    query_id: OperationId | None = None
-    computes: bool = False
-
-    @property
-    def num_pages(self) -> int:
-        """Full pages of the whole key."""
-        return len(self.key) // GEOMETRY.page_size
-
-    @property
-    def can_compute(self) -> bool:
-        """Whether it runs and no load of it is still to be started."""
-        is_started = self.load_first_page is None or self.producer != _NO_PRODUCER
-        return self.node is not None and is_started
+_ALL_STAGES = 10**6
 
 
 class Scheduler:
@@ -80,6 +37,7 @@ class Scheduler:
 
     Attributes:
         requests: that have not ended.
+        forward: the pass that is under way; it can stand still while all else goes on.
     """
 
     def __init__(self, system: System, coverage: Coverage) -> None:
@@ -87,6 +45,7 @@ class Scheduler:
         self._cache = system.cache
         self._coverage = coverage
         self.requests: list[Request] = []
+        self.forward: ForwardPass | None = None
 
     @property
     def waiting(self) -> list[Request]:
@@ -106,13 +65,18 @@ class Scheduler:
 
     @property
     def computable(self) -> list[Request]:
-        """Requests that can compute."""
+        """Requests that can take part in a pass."""
         return [request for request in self.requests if request.can_compute]
 
     @property
     def moving(self) -> list[Request]:
-        """Requests of which a prefetch or a load is in flight."""
+        """Requests of which a prefetch or a load is in flight, or a write reserved."""
         return [request for request in self.requests if self._movements_of(request)]
+
+    @property
+    def reserving(self) -> list[Request]:
+        """Requests with a reserved write."""
+        return [request for request in self.requests if request.reserved_id is not None]
 
     def submit(self, request_id: str, key: RadixKey, *, prefetch: bool) -> str:
         """Take a new request, and begin its prefetch."""
@@ -157,32 +121,72 @@ class Scheduler:
         mover = self._system.mover
         producer = self._cache.ready_to_load_host_cache()
         for request in self.running:
-            if request.load_first_page is not None and request.producer == _NO_PRODUCER:
+            if request.load_first_page is not None and request.producer == NO_PRODUCER:
                 request.producer = producer
-                request.load_id = mover.newest_load if producer != _NO_PRODUCER else None
+                request.load_id = mover.newest_load if producer != NO_PRODUCER else None
         self._name_consumers()
         return f"loads of slot {producer} start"
 
     def compute(self, request: Request, num_pages: int) -> str:
-        """Compute the next pages of a request; the last ones end it."""
-        if not self._await_load(request):
-            return f"{request.request_id} computes what a load did not bring"
-        first = request.num_computed_pages
-        last = min(first + num_pages, request.num_pages)
-        rows = self._system.stamps.rows(request.key)
-        self._system.device_bytes.put(request.pages[first:last], rows[first:last])
-        request.num_computed_pages = last
-        ends = last == request.num_pages
-        self._insert(request, chunked=not ends)
-        if ends:
-            self.requests.remove(request)
-            self._release(request)
-        return f"{request.request_id} has computed {last} pages"
+        """Compute the next pages of a request in a pass of its own; the last ones end it."""
+        self.begin_pass([(request, num_pages)])
+        return self.go_on(_ALL_STAGES)
+
+    def begin_pass(
+        self,
+        wanted: Sequence[tuple[Request, int]],
+        *,
+        reserves: bool = True,
+        silent_layers: Collection[int] = (),
+    ) -> str:
+        """Begin a pass over the next pages of some requests; no other one may be under way.
+
+        Args:
+            wanted: requests that can take part, each with how many pages at most.
+            reserves: whether the writes of the pages are reserved.
+            silent_layers: that end without anybody being told.
+        """
+        assert self.forward is None
+        chunks = []
+        for request, num_pages in wanted:
+            first = request.num_computed_pages
+            last = min(first + num_pages, request.num_pages)
+            chunks.append(Chunk(request, first, last))
+            if reserves:
+                self._reserve(request, last)
+        self.forward = ForwardPass(self._system, chunks, silent_layers=silent_layers)
+        return f"{len(self.reserving)} of {len(chunks)} reserve a write"
+
+    def go_on(self, num_stages: int) -> str:
+        """Go on with the pass: compute a layer, or behind the last insert what one request has."""
+        told = []
+        for _ in range(num_stages):
+            if self.forward is None:
+                break
+            told.append(self._next_stage(self.forward))
+        return "; ".join(told)
+
+    def fail_pass(self) -> str:
+        """Break the pass off; who waits for a load does without it from now on."""
+        forward, self.forward = self.forward, None
+        assert forward is not None
+        for chunk in forward.chunks:
+            request = chunk.request
+            self._abandon_write(request)
+            # Whatever was computed, nobody goes on with it.
+            self._system.device_bytes.poison(chunk.pages)
+            if request.load_first_page is not None:
+                request.computes = True
+                self._release(request)
+        names = ", ".join(chunk.request.request_id for chunk in forward.chunks)
+        return f"the pass of {names} fails after {forward.num_layers_done} layers"
 
     def retract(self, request: Request) -> str:
         """Send a running request back to wait; what it has computed is inserted."""
         if request.load_first_page is None:
             self._insert(request, chunked=True)
+        else:
+            self._abandon_write(request)
         self._release(request)
         return f"{request.request_id} waits again"
 
@@ -193,6 +197,7 @@ class Scheduler:
         self.requests.remove(request)
         self._release(request)
         self._cache.release_aborted_request(request.request_id)
+        request.reserved_id = None
         return f"{request.request_id} ends"
 
     def reset(self, rng: random.Random) -> str:
@@ -205,6 +210,7 @@ class Scheduler:
                 self.requests.remove(request)
                 self._cache.release_aborted_request(request.request_id)
         self._cache.reset()
+        self.forget_reservations()
         return f"{len(self.requests)} requests begin anew"
 
     def back_up(self, key: RadixKey) -> str:
@@ -221,9 +227,17 @@ class Scheduler:
         """Make room on the host."""
         return f"{self._cache.evict_host(num_pages)} host pages became free"
 
+    def forget_reservations(self) -> None:
+        """Note that the cache has given up all reserved writes."""
+        for request in self.requests:
+            request.reserved_id = None
+
     def movements(self) -> Iterator[tuple[Operation, State]]:
         """Return how far everything in flight is."""
-        yield from self._system.mover.states()
+        mover = self._system.mover
+        yield from mover.states()
+        taken = [one for one in self.reserving if mover.state(one.reserved_id) is None]
+        yield from [(Operation.RESERVED, State.ENDED)] * len(taken)
         controller = self._cache.controller
         yield from [(Operation.WRITE, State.QUEUED)] * len(controller.writes.queued)
         yield from [(Operation.LOAD, State.QUEUED)] * len(controller.loads.queued)
@@ -238,7 +252,10 @@ class Scheduler:
         return [request.pages[request.num_tree_pages :] for request in self.running]
 
     def known_pages(self) -> tuple[list[int], list[int]]:
-        """Return the device pages that requests use and the row of what each has to hold."""
+        """Return the device pages that requests use and the row of what each has to hold.
+
+        Without those of the pass, which have both: see `ForwardPass.known_pages`.
+        """
         pages: list[int] = []
         rows: list[int] = []
         for request in self.running:
@@ -247,7 +264,8 @@ class Scheduler:
             readable = computed if first is None else first
             pages += request.pages[:readable].tolist()
             rows += stamps[:readable]
-            untouched = request.pages[max(computed, request.num_tree_pages) :].tolist()
+            touched = computed if self.forward is None else self.forward.end_of(request)
+            untouched = request.pages[max(touched, computed) :].tolist()
             pages += untouched
             rows += [POISON_ROW] * len(untouched)
         return pages, rows
@@ -256,8 +274,9 @@ class Scheduler:
         """Return how far a request's prefetch and load are, if they are in flight."""
         mover = self._system.mover
         found = [mover.state(request.query_id), mover.state(request.load_id)]
-        if request.load_first_page is not None and request.producer == _NO_PRODUCER:
+        if request.load_first_page is not None and request.producer == NO_PRODUCER:
             found.append((Operation.LOAD, State.QUEUED))
+        found.append(self._reservation_of(request))
         return [one for one in found if one is not None]
 
     def _load(self, request: Request, mem_quota: int | None) -> bool:
@@ -280,37 +299,59 @@ class Scheduler:
             request.num_tree_pages = request.num_computed_pages = len(request.pages)
         return load.status is not LoadStatus.BUSY
 
-    def _await_load(self, request: Request) -> bool:
-        """Wait for a request's load layer by layer, as a model does; False when it has failed."""
-        first = request.load_first_page
-        if first is None:
-            return True
-        system = self._system
-        pages = request.pages[first : request.num_tree_pages]
-        rows = system.stamps.rows(request.key)[first : request.num_tree_pages]
-        system.counter.set_consumer(request.producer)
-        wrong: list[str] = []
-        try:
-            for layer in range(GEOMETRY.num_layers):
-                system.pool.get_kv_buffer(layer)
-                if system.device_bytes.wrong(pages, rows, layer=layer):
-                    wrong.append(f"layer {layer} of a load had not arrived when it was waited for")
-        except TransferError:
-            # Whatever layers did arrive, nobody goes on with them.
-            request.computes = True
+    def _next_stage(self, forward: ForwardPass) -> str:
+        if not forward.computed:
+            try:
+                forward.compute_layer()
+            except TransferError:
+                return self.fail_pass()
+            finally:
+                self._name_consumers()
+            return f"layer {forward.num_layers_done - 1} is computed"
+        request, _, last = forward.chunks[0]
+        forward.leave(request)
+        if not forward.chunks:
+            self.forward = None
+        request.num_computed_pages = last
+        ends = last == request.num_pages
+        self._insert(request, chunked=not ends)
+        if ends:
+            self.requests.remove(request)
             self._release(request)
-            return False
-        if wrong:
-            raise InvariantViolation(wrong)
-        request.load_first_page, request.producer = None, _NO_PRODUCER
-        self._name_consumers()
-        return True
+        return f"{request.request_id} has computed {last} pages"
+
+    def _reserve(self, request: Request, last_page: int) -> None:
+        cache, mover = self._cache, self._system.mover
+        pages = request.pages[request.num_tree_pages : last_page]
+        if cache.reserve_write(request.request_id, pages):
+            request.reserved_id = mover.newest_reservation
+        elif len(pages) and self._system.writes_by_layer:
+            self._coverage.note(Operation.RESERVED, State.START, Fault.NO_MEMORY)
+
+    def _abandon_write(self, request: Request) -> None:
+        reserved = self._reservation_of(request)
+        if reserved is not None:
+            self._coverage.note(*reserved, Fault.GIVE_UP)
+        self._cache.abandon_write(request.request_id)
+        request.reserved_id = None
+
+    def _reservation_of(self, request: Request) -> tuple[Operation, State] | None:
+        """Return how far the write is that is reserved for a request, if there is one."""
+        if request.reserved_id is None:
+            return None
+        taken = (Operation.RESERVED, State.ENDED)
+        return self._system.mover.state(request.reserved_id) or taken
 
     def _insert(self, request: Request, *, chunked: bool) -> None:
         """Give the tree what is computed, and let the page table point at the tree's pages."""
-        cache, pages = self._cache, request.pages
+        cache, pages, mover = self._cache, request.pages, self._system.mover
         key = request.key.prefix(request.num_computed_pages * GEOMETRY.page_size)
+        reserved, mover.newest_finish = self._reservation_of(request), True
         result = cache.insert(key, pages, request_id=request.request_id, chunked=chunked)
+        if reserved is not None and not mover.newest_finish:
+            is_written = result.node.write_ticket is not None
+            self._coverage.note(*reserved, Fault.OTHER_PAGES if is_written else Fault.GIVE_UP)
+        request.reserved_id = None
         first, present = request.num_tree_pages, result.already_present_pages
         if present > first:
             self._system.device_allocator.free(pages[first:present])
@@ -332,14 +373,18 @@ class Scheduler:
         """Take a request's own pages and its lock from it, if it has any."""
         if request.node is None:
             return
+        if self.forward is not None:
+            self.forward.leave(request)
+            if not self.forward.chunks:
+                self.forward = None
         self._system.device_allocator.free(request.pages[request.num_tree_pages :])
         self._cache.dec_lock_ref(request.node)
-        request.node, request.pages = None, _no_pages()
+        request.node, request.pages = None, no_pages()
         request.num_tree_pages = request.num_computed_pages = 0
-        request.load_first_page, request.producer = None, _NO_PRODUCER
+        request.load_first_page, request.producer = None, NO_PRODUCER
         self._name_consumers()
 
     def _name_consumers(self) -> None:
         """Keep the slots of loads that somebody still waits for."""
-        producers = {request.producer for request in self.running} - {_NO_PRODUCER}
+        producers = {request.producer for request in self.running} - {NO_PRODUCER}
         self._system.counter.set_consumer(sorted(producers))

@@ -100,7 +100,9 @@ def simulate(
         digest.update("\n".join(episode.log).encode())
         if violations:
             run = FailingRun(episode_seed, tuple(decisions), tuple(violations), tuple(episode.log))
-            failure = Failure(done, run, shrink(run, max_steps=shrink_steps))
+            # What made no progress once would cost as much time in every repetition.
+            shortest = run if episode.is_stuck else shrink(run, max_steps=shrink_steps)
+            failure = Failure(done, run, shortest)
     return Report(seed, done, num_episodes, coverage, digest.hexdigest(), failure)
 
 

@@ -102,11 +102,12 @@ class PoolBytes:
             for part, rows in enumerate(pool.layer_parts(layer)):
                 self._views.append((part, layer, rows.numpy()))
 
-    def put(self, pages: IntArray, rows: Sequence[int]) -> None:
-        """Put the stamps of `rows` into `pages`, one each."""
+    def put(self, pages: IntArray, rows: Sequence[int], *, layer: int | None = None) -> None:
+        """Put the stamps of `rows` into `pages`, one each; with `layer`, only into that."""
         stamps = self._stamps.table[rows]
-        for part, layer, view in self._views:
-            view[pages] = stamps[:, part, layer]
+        for part, own_layer, view in self._views:
+            if layer is None or layer == own_layer:
+                view[pages] = stamps[:, part, own_layer]
 
     def poison(self, pages: IntArray) -> None:
         """Make what free pages hold unlike any stamp."""

@@ -51,6 +51,7 @@ class SystemOptions:
     """
 
     write_policy: WritePolicy
+    write_by_layer: bool
     write_watermark: float
     prefetch_policy: PrefetchPolicy
     layout: HostLayout
@@ -70,7 +71,8 @@ class SystemOptions:
     def draw(cls, rng: random.Random) -> SystemOptions:
         """Return random options."""
         return cls(
-            write_policy=rng.choice(list(WritePolicy)),
+            write_policy=rng.choice([*WritePolicy, *[WritePolicy.WRITE_THROUGH] * 2]),
+            write_by_layer=rng.random() < 0.9,
             write_watermark=rng.choice([0.0, 0.1, 0.3]),
             prefetch_policy=rng.choice(list(PrefetchPolicy)),
             layout=rng.choice(list(HostLayout)),
@@ -98,6 +100,7 @@ class SystemOptions:
         return HiCacheConfig(
             page_size=page_size,
             write_policy=self.write_policy,
+            write_by_layer=self.write_by_layer,
             write_watermark=self.write_watermark,
             prefetch_policy=self.prefetch_policy,
             load_back_threshold_tokens=self.load_back_threshold_pages * page_size,
@@ -197,18 +200,17 @@ class System:
             ),
             device=self.device,
             executor=self.executor,
+            num_layers=GEOMETRY.num_layers,
             coverage=coverage,
         )
-        self.cache = HiRadixCache(
-            HiCacheController(
-                config,
-                device_allocator=self.device_allocator,
-                host_allocator=self.host_allocator,
-                mover=self.mover,
-                ranks=SingleRank(),
-            ),
-            clock=self.clock,
-        )
+        self.pool.register_layer_end_notifier(self.mover.on_layer_end)
+        self.cache = self._new_cache(config)
+
+    @property
+    def writes_by_layer(self) -> bool:
+        """Whether writes are reserved while the host has room."""
+        config = self.cache.config
+        return config.write_by_layer and config.write_policy is WritePolicy.WRITE_THROUGH
 
     def let_go(self) -> None:
         """End every fault that lasts, and let every call that is under way return."""
@@ -233,6 +235,18 @@ class System:
         """Let every call return and give the memory back, whatever state the cache is in."""
         self.let_go()
         self.host_pool.close()
+
+    def _new_cache(self, config: HiCacheConfig) -> HiRadixCache:
+        return HiRadixCache(
+            HiCacheController(
+                config,
+                device_allocator=self.device_allocator,
+                host_allocator=self.host_allocator,
+                mover=self.mover,
+                ranks=SingleRank(),
+            ),
+            clock=self.clock,
+        )
 
 
 class _OneBackend(StorageBackendFactory):

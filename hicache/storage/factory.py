@@ -7,16 +7,22 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache.errors import ConfigError
+from hicache.errors import ConfigError, HiCacheError
+from hicache.storage.answers import error_text
 from hicache.storage.base import HiCacheStorage
+from hicache.storage.plugins import find_plugin, plugin_names
+from hicache.storage.tier_options import open_tiers
 
 if TYPE_CHECKING:
     from hicache.storage.base import HiCacheStorageConfig
 
 __all__ = ["StorageBackendFactory"]
 
+_TIERED = "tiered"
 _DYNAMIC = "dynamic"
 _DYNAMIC_OPTIONS = ("backend_name", "module_path", "class_name")
+_OPTION_OF_SGLANG = "interface_v1"
+"""Chooses there between two generations of an interface of which there is one here."""
 
 
 class _ClassPath(NamedTuple):
@@ -27,9 +33,16 @@ class _ClassPath(NamedTuple):
 class StorageBackendFactory:
     """Builds storage backends by name; a module is imported when its backend is first asked for.
 
-    The name `dynamic` stands for a class that is named in `extra_config` by `backend_name`,
-    `module_path` and `class_name`; the backend gets the other options. To import a module is to
-    run it, so this `extra_config` must come from whoever may run code in this process.
+    A name is looked for among those that are registered, and only then among the entry points of
+    installed distributions (group `hicache.storage`): a plugin never takes the place of a backend
+    that has the name already. Two names stand for something else:
+
+    - `tiered` for several backends as one; see `hicache.storage.tier_options.open_tiers`;
+    - `dynamic` for a class that is named in `extra_config` by `backend_name`, `module_path` and
+      `class_name`; the backend gets the other options, but for SGLang's `interface_v1`.
+
+    To import a module is to run it, so plugins must be installed, and the `extra_config` of
+    `dynamic` must come, from whoever may run code in this process.
     """
 
     def __init__(self) -> None:
@@ -39,14 +52,14 @@ class StorageBackendFactory:
     def default(cls) -> StorageBackendFactory:
         """Return a new factory that knows the backends of hicache."""
         factory = cls()
-        factory.register_backend("file", "hicache.storage.file", "FileStorage")
+        factory.register_backend("file", "hicache.storage.page_store", "PageStore")
         factory.register_backend("memory", "hicache.storage.memory", "MemoryStorage")
         return factory
 
     @property
     def backend_names(self) -> list[str]:
-        """Every name that `create_backend` takes, sorted."""
-        return sorted([*self._class_paths, _DYNAMIC])
+        """Every name that `create_backend` takes without a plugin, sorted."""
+        return sorted([*self._class_paths, _DYNAMIC, _TIERED])
 
     def register_backend(self, name: str, module_path: str, class_name: str) -> None:
         """Make `name` stand for a class, which is not imported yet.
@@ -62,18 +75,25 @@ class StorageBackendFactory:
         """Return a new backend.
 
         Raises:
-            ConfigError: the name is unknown, its module cannot be imported, the class is not a
-                complete `HiCacheStorage`, or the backend refuses the config.
+            ConfigError: the name is unknown or several plugins offer it, its module cannot be
+                imported, the class is not a complete `HiCacheStorage`, or the backend refuses the
+                config or cannot be opened.
         """
+        if name == _TIERED:
+            return open_tiers(config, self.create_backend)
         if name == _DYNAMIC:
             name, class_path, config = _split_dynamic(config)
-        elif name in self._class_paths:
-            class_path = self._class_paths[name]
-        else:
-            raise ConfigError(
-                f"no storage backend {name!r}; known: {', '.join(self.backend_names)}"
-            )
-        return _load_class(name, class_path)(config)
+            return _open(repr(name), class_path, config)
+        if name in self._class_paths:
+            return _open(repr(name), self._class_paths[name], config)
+        plugin = find_plugin(name)
+        if plugin is not None:
+            class_path = _ClassPath(plugin.module_path, plugin.class_name)
+            return _open(f"{name!r} of the plugin {plugin.distribution}", class_path, config)
+        raise ConfigError(
+            f"no storage backend {name!r}; known: {', '.join(self.backend_names)}; plugins: "
+            f"{', '.join(plugin_names()) or 'none'}"
+        )
 
 
 def _split_dynamic(
@@ -90,6 +110,7 @@ def _split_dynamic(
                 f"its extra_config; {option!r} is missing or not a string"
             )
         values.append(value)
+    options.pop(_OPTION_OF_SGLANG, None)
     name, module_path, class_name = values
     return (
         name,
@@ -98,28 +119,40 @@ def _split_dynamic(
     )
 
 
+def _open(name: str, class_path: _ClassPath, config: HiCacheStorageConfig) -> HiCacheStorage:
+    backend_class = _load_class(name, class_path)
+    try:
+        return backend_class(config)
+    except HiCacheError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"storage backend {name} cannot be opened ({error_text(error)})"
+        ) from error
+
+
 def _load_class(name: str, class_path: _ClassPath) -> type[HiCacheStorage]:
     module_path, class_name = class_path
     if not all(part.isidentifier() for part in module_path.split(".")):
         raise ConfigError(
-            f"storage backend {name!r}: {module_path!r} is not an absolute module path like 'a.b'"
+            f"storage backend {name}: {module_path!r} is not an absolute module path like 'a.b'"
         )
     try:
         module = importlib.import_module(module_path)
-    except (ImportError, OSError) as error:  # OSError: a shared library that does not load.
+    except Exception as error:  # To import is to run, so anything can go wrong.
         raise ConfigError(
-            f"storage backend {name!r}: cannot import {module_path!r} ({error}); install what is "
-            "missing or choose another backend"
+            f"storage backend {name}: cannot import {module_path!r} ({error_text(error)}); install "
+            "what is missing or choose another backend"
         ) from error
     backend_class = getattr(module, class_name, None)
     if not (isinstance(backend_class, type) and issubclass(backend_class, HiCacheStorage)):
         raise ConfigError(
-            f"storage backend {name!r}: {module_path}.{class_name} must be a subclass of "
+            f"storage backend {name}: {module_path}.{class_name} must be a subclass of "
             "hicache.storage.HiCacheStorage"
         )
     if inspect.isabstract(backend_class):
         missing = ", ".join(sorted(backend_class.__abstractmethods__))
         raise ConfigError(
-            f"storage backend {name!r}: {module_path}.{class_name} does not implement {missing}"
+            f"storage backend {name}: {module_path}.{class_name} does not implement {missing}"
         )
     return backend_class

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from hicache.errors import ClosedError, StorageError
-from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig, StorageStats
+from hicache.storage.checked import CheckedStorage
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
@@ -19,26 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PagewiseStorage"]
 
-_KEY_BYTES = 32
 
+class PagewiseStorage(CheckedStorage):
+    """Batches and deadlines over three operations on single pages.
 
-class PagewiseStorage(HiCacheStorage):
-    """Batches, deadlines, counters and checks of arguments over four operations on single pages.
-
-    A subclass supplies `_has_page`, `_read_page`, `_write_page` and `_clear_pages`. They are called
-    from several threads at once and answer with outcomes; they never raise for what happens to
-    data, but report the error behind a failure to `_note_error`.
+    A subclass supplies `_has_page`, `_read_page`, `_write_page` and `_clear_pages`, under the rules
+    of `CheckedStorage`.
     """
-
-    def __init__(self, config: HiCacheStorageConfig) -> None:
-        self._page_bytes = config.page_bytes
-        self._clock = config.clock
-        self._closed = False
-        # Guards the counters below; held for their update only, never around I/O.
-        self._stats_lock = threading.Lock()
-        self._get_outcomes: Counter[PageOutcome] = Counter()
-        self._set_outcomes: Counter[PageOutcome] = Counter()
-        self._last_error: str | None = None
 
     @abstractmethod
     def _has_page(self, key: PageHash) -> bool:
@@ -52,26 +36,15 @@ class PagewiseStorage(HiCacheStorage):
     def _write_page(self, key: PageHash, parent_key: bytes, page: Page) -> PageOutcome:
         """Store one page unless it is stored already."""
 
-    @abstractmethod
-    def _clear_pages(self) -> int:
-        """Remove all pages of the namespace and return how many those were."""
-
-    def batch_exists(self, keys: Sequence[PageHash]) -> int:
-        """See `HiCacheStorage.batch_exists`."""
-        self._check_open()
-        _check_keys(keys)
+    def _count_leading(self, keys: Sequence[PageHash]) -> int:
         for num_found, key in enumerate(keys):
             if not self._has_page(key):
                 return num_found
         return len(keys)
 
-    def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+    def _read_pages(
+        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
     ) -> list[PageOutcome]:
-        """See `HiCacheStorage.batch_get`."""
-        self._check_open()
-        _check_keys(keys)
-        self._check_pages(len(keys), pages)
         outcomes: list[PageOutcome] = []
         rest = PageOutcome.SKIPPED
         for key, page in zip(keys, pages, strict=True):
@@ -82,23 +55,15 @@ class PagewiseStorage(HiCacheStorage):
             if outcomes[-1] is not PageOutcome.OK:
                 break
         outcomes.extend([rest] * (len(keys) - len(outcomes)))
-        with self._stats_lock:
-            self._get_outcomes.update(outcomes)
         return outcomes
 
-    def batch_set(
+    def _write_pages(
         self,
         keys: Sequence[PageHash],
         parent_keys: Sequence[bytes],
         pages: Sequence[Page],
-        *,
         deadline: float,
     ) -> list[PageOutcome]:
-        """See `HiCacheStorage.batch_set`."""
-        self._check_open()
-        _check_keys(keys)
-        _check_parent_keys(len(keys), parent_keys)
-        self._check_pages(len(keys), pages)
         outcomes: list[PageOutcome] = []
         not_stored: set[bytes] = set()
         for key, parent_key, page in zip(keys, parent_keys, pages, strict=True):
@@ -112,68 +77,4 @@ class PagewiseStorage(HiCacheStorage):
             outcomes.append(outcome)
             if not outcome.good:
                 not_stored.add(key)
-        with self._stats_lock:
-            self._set_outcomes.update(outcomes)
         return outcomes
-
-    def register_memory(self, regions: Sequence[tuple[int, int]]) -> None:
-        """See `HiCacheStorage.register_memory`; ordinary I/O needs none."""
-        self._check_open()
-
-    def clear(self) -> int:
-        """See `HiCacheStorage.clear`."""
-        self._check_open()
-        return self._clear_pages()
-
-    def stats(self) -> StorageStats:
-        """See `HiCacheStorage.stats`."""
-        with self._stats_lock:
-            return StorageStats(
-                get_outcomes=dict(self._get_outcomes),
-                set_outcomes=dict(self._set_outcomes),
-                read_bytes=self._get_outcomes[PageOutcome.OK] * self._page_bytes,
-                written_bytes=self._set_outcomes[PageOutcome.OK] * self._page_bytes,
-                last_error=self._last_error,
-            )
-
-    def close(self) -> None:
-        """See `HiCacheStorage.close`."""
-        self._closed = True
-
-    def _note_error(self, error: Exception) -> None:
-        with self._stats_lock:
-            self._last_error = f"{type(error).__name__}: {error}"
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"{type(self).__name__} is closed; build a new one")
-
-    def _check_pages(self, num_keys: int, pages: Sequence[Page]) -> None:
-        if len(pages) != num_keys:
-            raise StorageError(f"{num_keys} keys need as many pages, got {len(pages)}")
-        for page in pages:
-            if any(num_bytes < 1 for _, num_bytes in page):
-                raise StorageError(f"every piece of a page needs at least 1 byte, got {page}")
-            page_bytes = sum(num_bytes for _, num_bytes in page)
-            if page_bytes != self._page_bytes:
-                raise StorageError(
-                    f"pages of this storage have {self._page_bytes} bytes, got one with "
-                    f"{page_bytes}; a partial page is never stored"
-                )
-
-
-def _check_keys(keys: Sequence[bytes]) -> None:
-    for key in keys:
-        if len(key) != _KEY_BYTES:
-            raise StorageError(f"a page key has {_KEY_BYTES} bytes, got {len(key)}")
-
-
-def _check_parent_keys(num_keys: int, parent_keys: Sequence[bytes]) -> None:
-    if len(parent_keys) != num_keys:
-        raise StorageError(f"{num_keys} keys need as many parent keys, got {len(parent_keys)}")
-    for parent_key in parent_keys:
-        if len(parent_key) not in (0, _KEY_BYTES):
-            raise StorageError(
-                f"a parent key has {_KEY_BYTES} bytes, or none for a first page; "
-                f"got {len(parent_key)}"
-            )

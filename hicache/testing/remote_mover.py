@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hicache.config import StorageConfig
     from hicache.controller import Mover
-    from hicache.controller.records import LoadJob, Result, StorageJob, WriteJob
+    from hicache.controller.records import LoadJob, Result, StorageJob, StorageReport, WriteJob
     from hicache.types import OperationId
 
 __all__ = ["RemoteMover", "serve_mover"]
@@ -122,6 +122,11 @@ class RemoteMover:
         """See `Mover.clear_storage`."""
         num_removed: int = self.call("clear_storage")
         return num_removed
+
+    def storage_report(self) -> StorageReport:
+        """See `Mover.storage_report`; one round trip."""
+        report: StorageReport = self.call("storage_report")
+        return report
 
     def close(self, timeout_seconds: float) -> bool:
         """See `Mover.close`; True as well when the moving process is gone, and all with it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from builders import Rig, config_for
 from scripted_parts import injected
 
-from hicache.storage.file import FileStorage
+from hicache.storage.page_store import PageStore
 from hicache.testing.faulty_storage import FaultyStorage
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def file_config(path: Path, *, host_pages: int = 16, **options: object) -> HiCac
 
 
 class FileRig(Rig):
-    """A rig over page files below `path`, whose calls can be held or fail."""
+    """A rig over a page store in `path`, whose calls can be held or fail."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class FileRig(Rig):
         **options: object,
     ) -> None:
         def create(config: HiCacheStorageConfig) -> FaultyStorage:
-            return FaultyStorage(FileStorage(config), faults=faults, gates=gates)
+            return FaultyStorage(PageStore(config), faults=faults, gates=gates)
 
         config = file_config(path, host_pages=host_pages, **options)
         super().__init__(config, create_storage=create)

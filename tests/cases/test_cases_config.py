@@ -80,5 +80,6 @@ class TestPluginStorage(StorageContract):
 
 
 def test_every_backend_that_can_be_named_is_tested_against_the_contract() -> None:
-    """C099: `file` and `memory` in tests/contract, plugins here."""
-    assert StorageBackendFactory.default().backend_names == ["dynamic", "file", "memory"]
+    """C099: `file`, `memory` and `tiered` in tests/contract, plugins here."""
+    names = StorageBackendFactory.default().backend_names
+    assert names == ["dynamic", "file", "memory", "tiered"]

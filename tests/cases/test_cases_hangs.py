@@ -12,6 +12,7 @@ import pytest
 from builders import GEOMETRY, PAGE, Rig, config_for, store_with, tokens, until
 from case_tools import FileRig
 from scripted_parts import GateAt, faulty_storage, injected, memory_storage
+from storage_damage import num_stored_pages, remove_stored_pages
 from test_prefetch_abort import num_remembered
 from test_two_ranks import Rank, run_both
 
@@ -80,6 +81,8 @@ def backend_options(backend: str, path: Path) -> dict[str, object]:
         return {"path": str(path)}
     if backend == "memory":
         return {}
+    if backend == "tiered":
+        return {"tiers": [{"backend": "memory"}, {"backend": "memory"}]}
     return {
         "backend_name": "plugin",
         "module_path": "hicache.storage.memory",
@@ -303,14 +306,13 @@ def test_files_that_vanish_under_a_prefetch_are_a_miss_and_new_ones_stay(tmp_pat
     with FileRig(tmp_path, gates={Verb.GET: read}, prefetch_policy=WAIT) as rig:
         rig.begin_prefetch(KEY)
         rig.step_until(read.entered.is_set)
-        for path in tmp_path.rglob("*.kv"):
-            path.unlink()
+        remove_stored_pages(tmp_path)
         rig.insert(KEY.prefix(2 * PAGE))
-        rig.step_until(lambda: len(list(tmp_path.rglob("*.kv"))) == 2)
+        rig.step_until(lambda: num_stored_pages(tmp_path) == 2)
         read.open()
         rig.settle()
         assert rig.cache.pop_prefetch_loaded_tokens("p") in (0, 2 * PAGE)
-        assert len(list(tmp_path.rglob("*.kv"))) == 2
+        assert num_stored_pages(tmp_path) == 2
         rig.drop_memory()
         assert rig.prefetch(KEY) == 2 * PAGE
 

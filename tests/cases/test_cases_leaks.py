@@ -12,13 +12,14 @@ from builders import PAGE, Rig, config_for, store_with, tokens
 from case_tools import FileRig
 from scripted_parts import faulty_storage, injected
 from serving import Variant, answers_without_cache, finish, make_engine
+from storage_damage import num_stored_pages, remove_stored_pages
 
 from hicache.engine.request import Request
 from hicache.hashing import StorageNamespace
 from hicache.pools import PageAllocator
 from hicache.radix import CopyKind, RadixKey
 from hicache.storage import HiCacheStorageConfig
-from hicache.storage.file import FileStorage
+from hicache.storage.page_store import PageStore
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.testing.page_buffer import PageBuffer
 from hicache.types import PageHash, PageOutcome, PrefetchPolicy
@@ -63,23 +64,29 @@ def test_no_descriptor_is_lost_per_key(tmp_path: Path, monkeypatch: pytest.Monke
     config = HiCacheStorageConfig(
         namespace=namespace, page_bytes=64, extra_config={"path": str(tmp_path)}
     )
-    storage = FileStorage(config)
+    storage = PageStore(config)
     buffer = PageBuffer.holding(bytes(64))
     keys = [PageHash(number.to_bytes(32, "little")) for number in range(2000)]
-    before = num_descriptors()
 
     def read(key: PageHash) -> PageOutcome:
         return storage.batch_get([key], [buffer.page], deadline=1e9)[0]
 
-    for key in keys:
-        assert storage.batch_set([key], [b""], [buffer.page], deadline=1e9)[0].good
+    def write(some: list[PageHash]) -> None:
+        pages = [buffer.page] * len(some)
+        outcomes = storage.batch_set(some, [b""] * len(some), pages, deadline=1e9)
+        assert all(outcome.good for outcome in outcomes)
+
+    write(keys[:1])
+    before = num_descriptors()
+    for start in range(0, len(keys), 100):
+        write(keys[start : start + 100])
     assert {read(key) for key in keys} == {PageOutcome.OK}
     assert num_descriptors() == before
 
-    def fails(fd: int, buffers: object) -> int:
+    def fails(fd: int, buffers: object, offset: int) -> int:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr(os, "readv", fails)
+    monkeypatch.setattr(os, "preadv", fails)
     assert {read(key) for key in keys} == {PageOutcome.FAILED}
     assert num_descriptors() == before
 
@@ -98,7 +105,7 @@ def test_a_request_that_must_not_be_cached_leaves_nothing_behind(tmp_path: Path)
     controller = cache.controller
     assert controller.device_allocator.num_available == controller.device_allocator.num_pages
     assert controller.host_allocator.num_available == controller.host_allocator.num_pages
-    assert list(tmp_path.rglob("*.kv")) == []
+    assert num_stored_pages(tmp_path) == 0
 
     engine.run(Request("open", prompt[:160], max_new_tokens=1))
     num_nodes = len(list(cache.tree.nodes()))
@@ -147,14 +154,13 @@ def test_a_page_file_that_is_missing_costs_nothing_but_the_hit(tmp_path: Path, w
         rig.settle()
     read = Gate()
     with FileRig(tmp_path, host_pages=64, gates={Verb.GET: read}) as rig:
-        (path,) = tmp_path.rglob("*.kv")
         if when == "before it is asked for":
-            path.unlink()
+            remove_stored_pages(tmp_path)
             read.open()
         rig.begin_prefetch(key)
         if when != "before it is asked for":
             rig.step_until(read.entered.is_set)
-            path.unlink()
+            remove_stored_pages(tmp_path)
             read.open()
         rig.settle()
         assert rig.cache.check_prefetch_progress("p")
@@ -169,19 +175,18 @@ def test_writes_that_found_no_space_leave_nothing_and_do_not_block_later_ones(
     keys = [RadixKey(tokens(page)) for page in range(4)]
     with FileRig(tmp_path) as rig:
 
-        def has_no_space(fd: int, buffers: object) -> int:
+        def has_no_space(fd: int, buffers: object, offset: int) -> int:
             raise OSError(errno.ENOSPC, "no space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "writev", has_no_space)
+            patch.setattr(os, "pwritev", has_no_space)
             for key in keys:
                 rig.insert(key)
             rig.settle()
         stats = rig.cache.controller.stats[CopyKind.PERSIST]
         assert stats.outcomes == {"no_space": 4}
         assert rig.cache.num_in_flight == 0
-        left = [path for path in tmp_path.rglob("*") if path.suffix in (".kv", ".tmp")]
-        assert left == []
+        assert num_stored_pages(tmp_path) == 0
         rig.drop_memory()
         assert rig.host_pages.num_available == 16
         for key in keys:

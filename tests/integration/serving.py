@@ -91,7 +91,8 @@ def make_engine(
                     "model_name": model.config.name,
                     "weights_revision": "seed 0",
                 },
-                "prefetch": {"threshold_tokens": variant.page_size},
+                # Which costs more depends on the machine; here all that is stored is wanted.
+                "prefetch": {"threshold_tokens": variant.page_size, "cost_estimate": False},
             }
         )
         handle = CacheHandle(

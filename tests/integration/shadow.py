@@ -9,7 +9,7 @@ import torch
 
 from hicache.pools import create_host_pool
 from hicache.storage import StorageBackendFactory
-from hicache.storage.file import FileStorage
+from hicache.storage.page_store import PageStore
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class ShadowedEngine:
                 self._shadow.faults.append(f"layer {layer}: device pages {plan.device_pages}")
 
 
-class ShadowedStorage(FileStorage):
+class ShadowedStorage(PageStore):
     """A store with a shadow."""
 
     def __init__(self, config: HiCacheStorageConfig, shadow: Shadow) -> None:

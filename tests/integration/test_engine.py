@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from serving import MODEL, Variant, answers_without_cache, finish, make_engine
+from storage_damage import flip
 
 from hicache.engine.request import FinishReason, Request
 from hicache.errors import ConfigError
 from hicache.radix import CopyKind
+from hicache.storage.page_store import list_pages
 from hicache.testing.invariants import check_system
 
 if TYPE_CHECKING:
@@ -138,11 +140,9 @@ def test_a_page_damaged_in_storage_shortens_the_hit_and_never_the_answer(tmp_pat
     prompt = prompt_of(2, 200)
     first.run(Request("first", prompt, max_new_tokens=1))
     finish(first)
-    files = sorted(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_mtime_ns)
-    assert len(files) == 12
-    damaged = bytearray(files[5].read_bytes())
-    damaged[-7] ^= 0x40
-    files[5].write_bytes(damaged)
+    pages = list(list_pages(str(tmp_path)))
+    assert len(pages) == 12
+    flip(pages[5], -7)
 
     second = make_engine(Variant(), tmp_path)
     request = Request("second", prompt, max_new_tokens=32)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 from pairwise import pairwise
+from storage_damage import flip
 
 from hicache.config import HiCacheConfig
 from hicache.device import create_device
@@ -17,7 +18,7 @@ from hicache.hiradix_cache import HiRadixCache, LoadStatus, create_hiradix_cache
 from hicache.layout import HostLayout, KVGeometry, MlaGeometry, RowGeometry
 from hicache.pools import DeviceKVPool, DeviceMlaPool, DeviceRowPool, PageAllocator
 from hicache.radix import RadixKey
-from hicache.storage.page_file import HEADER_BYTES
+from hicache.storage.page_store import list_pages
 from hicache.testing.invariants import check_system
 
 if TYPE_CHECKING:
@@ -210,8 +211,7 @@ def test_three_pools_of_three_widths_are_one_page_in_storage(tmp_path: Path) -> 
     system = make_system(tmp_path, [kv, first, second])
     written = system.insert()
     page_bytes = sum(pool.geometry.page_bytes for pool in (kv, first, second))
-    sizes = {path.stat().st_size for path in tmp_path.rglob("*.kv")}
-    assert sizes == {HEADER_BYTES + page_bytes}
+    assert {page.num_bytes for page in list_pages(str(tmp_path))} == {page_bytes}
     system.forget_device()
     verify_equal(system.content(system.load()), written)
     system.close()
@@ -230,11 +230,9 @@ def test_a_page_damaged_in_either_pool_is_a_miss_for_both(pool: int, tmp_path: P
     system = make_system(tmp_path, make_pools())
     written = system.insert()
     system.close()
-    files = sorted(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_mtime_ns)
-    assert len(files) == NUM_CACHED
-    content = bytearray(files[4].read_bytes())
-    content[HEADER_BYTES if pool == 0 else -1] ^= 0x10
-    files[4].write_bytes(content)
+    pages = list(list_pages(str(tmp_path)))
+    assert len(pages) == NUM_CACHED
+    flip(pages[4], 0 if pool == 0 else -1)
 
     restarted = make_system(tmp_path, make_pools())
     assert restarted.prefetch() == 4

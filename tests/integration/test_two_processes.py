@@ -42,6 +42,8 @@ from hicache.radix import RadixKey
 from hicache.ranks import SingleRank
 from hicache.storage import StorageBackendFactory
 from hicache.storage.memory import MemoryStorage
+from hicache.storage.page_store import list_pages
+from hicache.storage.wrapper import StorageVerb
 from hicache.testing.faulty_storage import FaultyStorage, Gate, Verb
 from hicache.testing.invariants import check_system
 from hicache.testing.remote_mover import RemoteMover, serve_mover
@@ -75,7 +77,7 @@ class GatedFactory(StorageBackendFactory):
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
-        self.register_backend("file", "hicache.storage.file", "FileStorage")
+        self.register_backend("file", "hicache.storage.page_store", "PageStore")
         self._gate = gate
 
     def create_backend(self, name: str, config: HiCacheStorageConfig) -> HiCacheStorage:
@@ -211,7 +213,7 @@ def test_all_four_movements_bring_the_right_bytes(moving: Moving, tmp_path: Path
     cache.attach_storage_backend(storage)
     deciding.insert(key)
     deciding.settle()
-    assert len(list(tmp_path.rglob("*.kv"))) == 5
+    assert len(list(list_pages(str(tmp_path)))) == 5
     deciding.evict_device()
     cache.evict_host(NUM_HOST_PAGES)
     assert cache.match_prefix(key).host_hit_tokens == 0
@@ -224,6 +226,9 @@ def test_all_four_movements_bring_the_right_bytes(moving: Moving, tmp_path: Path
     assert moving.mover.call("holds", load.device_pages, 0)
     deciding.settle()
     assert deciding.holds(key) == (5, True)
+    snapshot = cache.storage_status.report.snapshot
+    assert snapshot is not None
+    assert snapshot.verbs[StorageVerb.SET].pages == {PageOutcome.OK: 5}
     assert cache.clear_storage_backend() == 5
     cache.detach_storage_backend()
     assert cache.controller.storage is None
@@ -304,7 +309,15 @@ RECORDS = [
     QueryJob(operation_id=ID, generation=3, hashes=HASHES),
     PrefetchJob(operation_id=ID, generation=3, hashes=HASHES, host_pages=PAGES),
     PersistJob(operation_id=ID, generation=3, hashes=HASHES, parent_hash=b"", host_pages=PAGES),
-    CopyResult(operation_id=ID, generation=3, good=False, num_bytes=0, seconds=0.5, error="text"),
+    CopyResult(
+        operation_id=ID,
+        generation=3,
+        good=False,
+        num_pages=0,
+        num_bytes=0,
+        seconds=0.5,
+        error="text",
+    ),
     QueryResult(operation_id=ID, generation=3, phase=Phase.OVERDUE, num_pages=2, seconds=0.5),
     PagesResult(
         operation_id=ID,

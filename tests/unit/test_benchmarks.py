@@ -195,8 +195,8 @@ def test_hashing_a_cached_prefix_again_fails_the_check(monkeypatch: pytest.Monke
 
 def test_every_benchmark_is_known_by_its_module_and_says_what_it_measures() -> None:
     known = known_benchmarks()
-    assert {"controller", "copy", "e2e", "hash", "tree"} <= known.keys()
-    assert not known.keys() & {"__init__", "__main__", "harness", "forest", "report", "table"}
+    assert {"controller", "copy", "e2e", "hash", "store", "tree"} <= known.keys()
+    assert not known.keys() & {"__init__", "__main__", "harness", "report", "store_disk", "table"}
     assert all(known.values())
 
 

@@ -53,6 +53,13 @@ def test_each_call_is_timed_alone(label: str, name: str) -> None:
     assert 0 < result.median <= result.p99
 
 
+def test_what_ends_an_idle_cache_is_timed_by_name() -> None:
+    results = run(benchmarks.controller.steps(quick=True, sizes=SIZES), "life cycle")
+    assert [one.name for one in results] == ["reset", "detach", "attach", "close"]
+    assert {one.samples for one in results} == {3}
+    assert all(one.bars for one in results)
+
+
 @pytest.mark.parametrize("background", ["quiet", "full"])
 def test_under_load_every_call_is_timed_and_all_four_movements_are_moving(background: str) -> None:
     steps = benchmarks.controller.steps(quick=True, sizes=SIZES)

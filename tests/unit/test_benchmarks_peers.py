@@ -14,7 +14,8 @@ import benchmarks.hash
 from benchmarks.__main__ import main
 from benchmarks.forest import Cycle, run_cycle
 from benchmarks.harness import CheckFailed
-from benchmarks.peers.sglang_process import PeerFailed, SglangProcess, find_sglang
+from benchmarks.peers.process import PeerFailed
+from benchmarks.peers.sglang_process import SglangProcess, find_sglang
 from benchmarks.peers.sglang_rows import TreeRows
 from benchmarks.prompt import Prompt
 from hicache.radix import RadixKey, RadixTree
@@ -210,4 +211,4 @@ def test_an_unknown_peer_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as exit_info:
         main(["hash", "--peers", "nobody"])
     assert exit_info.value.code == 2
-    assert "unknown nobody; known: sglang" in capsys.readouterr().err
+    assert "unknown nobody; known: lmcache, sglang" in capsys.readouterr().err

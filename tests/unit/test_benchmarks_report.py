@@ -39,6 +39,16 @@ def rows(benchmark: str) -> list[Result]:
             )
             for name in ("write", "load")
         ]
+    if benchmark == "store":
+        store: dict[str, str | int | float | bool] = {"threads": 1, "huge_pages": True}
+        return [
+            summarise(
+                name, [4.0], params={**store, "page_bytes": size}, unit="GB/s", better="higher"
+            ).beside(peer, [8.0])
+            for name in ("read_warm", "write_warm")
+            for size in (1 << 14, 3 << 20)
+            for peer in ("memcpy", "preadv" if name == "read_warm" else "pwritev", "other-1-file")
+        ]
     if benchmark == "controller":
         return [
             summarise("call", [1.0, 9.0], params={"call": "insert", "background": background})

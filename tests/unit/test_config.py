@@ -57,7 +57,11 @@ BAD_VALUES: dict[str, list[Any]] = {
     "storage.batch_pages": [0, *NOT_WHOLE],
     "storage.call_timeout_seconds": [None, *NOT_POSITIVE],
     "storage.max_inflight_persist_operations": [0, *NOT_WHOLE],
+    "storage.retry_attempts": [-1, *NOT_WHOLE],
+    "storage.breaker_failures": [-1, *NOT_WHOLE],
+    "storage.breaker_cooldown_seconds": [None, *NOT_POSITIVE],
     "prefetch.threshold_tokens": [-1, *NOT_WHOLE],
+    "prefetch.cost_estimate": [0, 1, "true", None],
     "prefetch.timeout_base_seconds": [-1, "long", None],
     "prefetch.timeout_per_ki_token_seconds": [-0.5, "long", None],
     "prefetch.max_inflight_pages": [0, -1, 2.0, "8", True],
@@ -103,6 +107,9 @@ storages = st.builds(
     batch_pages=positive,
     call_timeout_seconds=above_zero,
     max_inflight_persist_operations=positive,
+    retry_attempts=natural,
+    breaker_failures=natural,
+    breaker_cooldown_seconds=above_zero,
 )
 configs = st.builds(
     HiCacheConfig,

@@ -17,6 +17,7 @@ from hicache.config import (
     StorageConfig,
     describe_options,
     load_config,
+    load_mapping,
 )
 from hicache.errors import ConfigError
 from hicache.layout import HostLayout
@@ -53,7 +54,11 @@ BASE: dict[str, object] = {
     "storage.batch_pages": 1,
     "storage.call_timeout_seconds": 1.0,
     "storage.max_inflight_persist_operations": 1,
+    "storage.retry_attempts": 1,
+    "storage.breaker_failures": 1,
+    "storage.breaker_cooldown_seconds": 1.0,
     "prefetch.threshold_tokens": 1,
+    "prefetch.cost_estimate": False,
     "prefetch.timeout_base_seconds": 2.0,
     "prefetch.timeout_per_ki_token_seconds": 0.5,
     "prefetch.max_inflight_pages": 1,
@@ -81,7 +86,11 @@ VARIABLES: dict[str, tuple[str, object]] = {
     "storage.batch_pages": ("32", 32),
     "storage.call_timeout_seconds": ("0.5", 0.5),
     "storage.max_inflight_persist_operations": ("7", 7),
+    "storage.retry_attempts": ("0", 0),
+    "storage.breaker_failures": ("0", 0),
+    "storage.breaker_cooldown_seconds": ("0.5", 0.5),
     "prefetch.threshold_tokens": ("64", 64),
+    "prefetch.cost_estimate": ("false", False),
     "prefetch.timeout_base_seconds": ("0.5", 0.5),
     "prefetch.timeout_per_ki_token_seconds": ("0", 0.0),
     "prefetch.max_inflight_pages": ("100", 100),
@@ -245,6 +254,54 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"\xe9": 1}')
     with pytest.raises(ConfigError, match=r"latin\.json"):
         load_config(f"@{tmp_path / 'latin.json'}")
+
+
+EXTRA = {
+    "a.json": '{"path": "/data", "tls": {"ca": ["a"]}}',
+    "a.toml": 'path = "/data"\n[tls]\nca = ["a"]\n',
+    "a.yaml": "path: /data\ntls:\n  ca: [a]\n",
+}
+
+
+def test_extra_config_can_be_a_text_or_a_file_of_its_own(tmp_path: Path) -> None:
+    sources = [EXTRA["a.json"]]
+    for name, text in EXTRA.items():
+        (tmp_path / name).write_text(text)
+        sources.append(f"@{tmp_path / name}")
+    expected = StorageConfig(**REQUIRED, extra_config={"path": "/data", "tls": {"ca": ["a"]}})
+    required = {variable_of(f"storage.{key}"): value for key, value in REQUIRED.items()}
+    for source in sources:
+        assert (
+            load_mapping(source, name="extra config") == dict(expected.to_mapping())["extra_config"]
+        )
+        environ = {**required, "HICACHE_STORAGE_EXTRA_CONFIG": source}
+        assert load_config(environ=environ).storage == expected
+        config = json.dumps({"storage": {**REQUIRED, "extra_config": source}})
+        assert load_config(config).storage == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("s3cr3t", "extra config is not inline JSON"),
+        ('"s3cr3t"', "extra config must be a mapping"),
+        ('["s3cr3t"]', "extra config must be a mapping"),
+        ("@{path}/none.json", "cannot read .*none.json"),
+        ("@{path}/list.json", "extra config in .*list.json must be a mapping .* not a list"),
+        ("@{path}/broken.yaml", "no YAML in line 2"),
+        ("@{path}/broken.toml", "line 1"),
+        ("@{path}/list.ini", "no known kind"),
+    ],
+)
+def test_free_options_that_cannot_be_read_are_refused_without_repeating_them(
+    tmp_path: Path, source: str, words: str
+) -> None:
+    (tmp_path / "list.json").write_text('["s3cr3t"]')
+    (tmp_path / "broken.yaml").write_text("key: s3cr3t\ns3cr3t: [")
+    (tmp_path / "broken.toml").write_text("key = s3cr3t")
+    with pytest.raises(ConfigError, match=words) as refused:
+        load_mapping(source.format(path=tmp_path), name="extra config")
+    assert "s3cr3t" not in str(refused.value)
 
 
 def test_yaml_without_its_package_says_what_to_install(

@@ -19,6 +19,7 @@ from hicache.controller.records import (
     PrefetchJob,
     QueryJob,
     QueryResult,
+    StorageReport,
     WriteJob,
 )
 from hicache.pools import PageAllocator
@@ -78,6 +79,9 @@ class RecordingMover:
     def clear_storage(self) -> int:
         return 0
 
+    def storage_report(self) -> StorageReport:
+        return StorageReport()
+
     def close(self, timeout_seconds: float) -> bool:
         return True
 
@@ -89,6 +93,7 @@ class RecordingMover:
                 operation_id=job.operation_id,
                 generation=job.generation,
                 good=good,
+                num_pages=int(good),
                 num_bytes=100,
                 seconds=0.5,
             )
@@ -189,7 +194,7 @@ def test_jobs_on_the_write_stream_are_bounded_and_what_waits_is_merged() -> None
     assert len(bench.mover.jobs) == _MAX_WRITES_IN_FLIGHT
     assert bench.controller.num_in_flight == _MAX_WRITES_IN_FLIGHT + 10
     bench.mover.results.append(
-        CopyResult(operation_id=0, generation=0, good=True, num_bytes=0, seconds=0.0)  # type: ignore[arg-type]
+        CopyResult(operation_id=0, generation=0, good=True, num_pages=0, num_bytes=0, seconds=0.0)  # type: ignore[arg-type]
     )
     bench.controller.collect()
     bench.controller.start_writing()
@@ -317,6 +322,7 @@ def test_stats_only_grow_and_name_what_went_wrong() -> None:
     bench.controller.collect()
     write, persist = (bench.controller.stats[kind] for kind in (CopyKind.WRITE, CopyKind.PERSIST))
     assert (write.num_operations, write.num_bytes, write.seconds) == (2, 200, 1.0)
+    assert (write.num_pages, persist.num_pages) == (1, 3)
     assert write.outcomes == {"ok": 1, "failed": 1}
     assert (persist.num_operations, persist.num_bytes) == (1, 30)
     assert persist.outcomes == {"ok": 3, "failed": 1}

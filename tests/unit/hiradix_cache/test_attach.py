@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from builders import GEOMETRY, PAGE, Rig, config_for, hicache_threads, store_with, tokens, until
-from scripted_parts import Barrier, faulty_storage, injected, memory_storage
+from builders import GEOMETRY, PAGE, Rig, config_for, hicache_threads, tokens, until
+from scripted_parts import injected, memory_storage
 
 from hicache.config import StorageConfig
 from hicache.device import create_device
@@ -16,7 +16,6 @@ from hicache.hiradix_cache import create_hiradix_cache
 from hicache.pools import DeviceKVPool, PageAllocator
 from hicache.radix import RadixKey
 from hicache.storage.memory import MemoryStorage, PageStore
-from hicache.testing.faulty_storage import Verb
 from hicache.types import WritePolicy
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ def file_storage(path: Path, **options: object) -> StorageConfig:
 
 
 def not_a_directory(path: Path) -> StorageConfig:
-    (path / "file").touch()
-    return file_storage(path / "file" / "below")
+    (path.parent / f"{path.name}-file").touch()
+    return file_storage(path.parent / f"{path.name}-file" / "below")
 
 
 BAD: dict[str, Callable[[Path], StorageConfig]] = {
@@ -130,10 +129,13 @@ def test_a_backend_that_refuses_the_memory_is_closed_again() -> None:
         assert opened[1].batch_exists([]) == 0
 
 
-def test_a_second_attach_is_refused_until_a_detach() -> None:
+def test_another_store_is_refused_until_a_detach(tmp_path: Path) -> None:
     with Rig(config_for(storage=injected())) as rig:
         with pytest.raises(HiCacheError, match="'injected' is attached; detach it first"):
-            rig.cache.attach_storage_backend(injected())
+            rig.cache.attach_storage_backend(file_storage(tmp_path))
+        with pytest.raises(HiCacheError, match="is attached with other options; detach it"):
+            rig.cache.attach_storage_backend(injected(num_workers=3))
+        assert rig.cache.storage_status.config == injected()
         rig.cache.detach_storage_backend()
         rig.cache.detach_storage_backend()
         assert rig.cache.controller.storage is None
@@ -156,29 +158,6 @@ def test_attach_detach_and_clear_wait_for_no_operation_but_refuse() -> None:
             rig.cache.attach_storage_backend(injected())
         with pytest.raises(HiCacheError, match="no storage backend is attached"):
             rig.cache.clear_storage_backend()
-
-
-def test_a_detach_that_meets_a_call_that_hangs_takes_no_new_work_and_completes_later() -> None:
-    query = Barrier()
-    create = faulty_storage(store_with(KEY), gates={Verb.EXISTS: query})
-    with Rig(config_for(storage=injected(num_workers=2)), create_storage=create) as rig:
-        rig.gates.append(query)
-        query.shut()
-        rig.begin_prefetch(KEY)
-        assert query.entered.wait(10)
-        rig.cache.release_aborted_request("p")
-        rig.settle()
-        with pytest.raises(HiCacheError, match="still runs"):
-            rig.cache.detach_storage_backend(0.05)
-        with pytest.raises(HiCacheError, match="detach it first"):
-            rig.cache.attach_storage_backend(injected())
-        assert rig.prefetch(KEY) == 0
-        rig.insert(RadixKey(tokens(9)))
-        rig.settle()
-        query.open()
-        rig.cache.detach_storage_backend()
-        rig.cache.attach_storage_backend(injected())
-        assert rig.prefetch(KEY) == len(KEY)
 
 
 def test_nodes_from_before_the_attach_are_persisted_under_the_keys_of_their_whole_prefix() -> None:

@@ -8,6 +8,7 @@ from scripted_parts import GateAt, faulty_storage, injected, memory_storage
 
 from hicache.config import PrefetchConfig
 from hicache.hiradix_cache import LoadStatus
+from hicache.hiradix_cache.snapshot import snapshot_of
 from hicache.radix import CopyKind, RadixKey
 from hicache.testing.faulty_storage import Gate, Verb
 from hicache.types import PrefetchPolicy, WritePolicy
@@ -213,3 +214,17 @@ def test_a_prefetch_takes_the_head_of_its_hit_when_the_host_has_room_for_no_more
         rig.settle()
         assert rig.prefetch(KEY) == len(KEY) - num_brought * PAGE
         assert rig.hit(KEY) == (0, 4)
+
+
+def test_what_takes_longer_to_read_than_to_compute_is_left_in_storage_and_counted() -> None:
+    with Rig(config_for(storage=injected()), create_storage=memory_storage(store_with(KEY))) as rig:
+        costs = rig.cache.controller.costs
+        costs.note_read(1, 1.0)
+        rig.cache.note_prefill(1000, 1.0)
+        assert rig.prefetch(KEY) == 0
+        assert rig.cache.counters["prefetch_revoked"] == 1
+        assert snapshot_of(rig.cache).events["prefetch_cost_not_worth"] == 1
+        # Computing has become slow.
+        for _ in range(8):
+            rig.cache.note_prefill(1, 10.0)
+        assert rig.prefetch(KEY, request_id="later") == len(KEY)

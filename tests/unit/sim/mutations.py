@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from hicache.controller import LocalMover
+from hicache.controller import LocalMover, agreement, storage_tier
+from hicache.controller.layer_writes import LayerWrites
+from hicache.controller.reservations import WriteReservations
 from hicache.hiradix_cache.prefetching import Prefetcher
 from hicache.radix import RadixTree
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pytest
 
     from hicache.controller.agreement import Finished
+    from hicache.controller.operations import HiCacheAck
     from hicache.controller.records import WriteJob
+    from hicache.controller.running_copy import RunningCopy
     from hicache.radix import CopyKind, RadixNode, Ticket
-    from hicache.types import IntArray
+    from hicache.transfer import TransferPlan
+    from hicache.types import IntArray, RequestId
+
+T = TypeVar("T")
 
 
 def ack_writes_before_they_ran(patch: pytest.MonkeyPatch) -> None:
@@ -85,3 +95,49 @@ def keep_the_lock_of_failed_loads(patch: pytest.MonkeyPatch) -> None:
         return untaken
 
     patch.setattr(RadixTree, "commit_load", mutated)
+
+
+def use_what_was_reserved_for_other_pages(patch: pytest.MonkeyPatch) -> None:
+    use = WriteReservations.use
+
+    def mutated(
+        reservations: WriteReservations,
+        request_id: RequestId,
+        device_pages: IntArray,
+        *,
+        ticket: Ticket,
+        above: Ticket | None,
+    ) -> bool:
+        ack = reservations._open.get(request_id)
+        if ack is not None:
+            device_pages = ack.operations[0].device_pages
+        return use(reservations, request_id, device_pages, ticket=ticket, above=above)
+
+    patch.setattr(WriteReservations, "use", mutated)
+
+
+def end_writes_that_are_still_reserved(patch: pytest.MonkeyPatch) -> None:
+    def mutated(ack: HiCacheAck) -> int:
+        return agreement._NOT_YET if ack.num_good is None else ack.num_good
+
+    patch.setattr(agreement, "_copy_value", mutated)
+
+
+def copy_layers_before_they_end(patch: pytest.MonkeyPatch) -> None:
+    begin = LayerWrites.begin
+
+    def mutated(writes: LayerWrites, copy: RunningCopy, plans: Sequence[TransferPlan]) -> None:
+        begin(writes, copy, plans)
+        writes.finish(copy.job.operation_id, wanted=True)
+
+    patch.setattr(LayerWrites, "begin", mutated)
+
+
+def take_the_first_result_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """An endless loop that collects what it takes."""
+
+    class Sticky(deque[T]):
+        def popleft(self) -> T:
+            return self[0]
+
+    patch.setattr(storage_tier, "deque", Sticky)

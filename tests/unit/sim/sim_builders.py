@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 from hicache.layout import HostLayout
 from hicache.radix import RadixKey
@@ -14,6 +13,7 @@ from hicache.types import PrefetchPolicy, WritePolicy
 
 ROOMY = SystemOptions(
     write_policy=WritePolicy.WRITE_THROUGH,
+    write_by_layer=True,
     write_watermark=0.0,
     prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
     layout=HostLayout.PAGE_FIRST,
@@ -51,7 +51,3 @@ def serve(scheduler: Scheduler, key: RadixKey, request_id: str = "r") -> None:
     scheduler.admit(request, mem_quota=None)
     scheduler.compute(request, request.num_pages)
     assert request not in scheduler.requests
-
-
-def random_seed() -> int:
-    return random.SystemRandom().randrange(2**32)

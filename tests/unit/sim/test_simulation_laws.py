@@ -8,11 +8,10 @@ import sys
 import time
 
 import pytest
-from sim_builders import random_seed
 
 from hicache.errors import ConfigError
 from hicache.sim import COVERING_STEPS, Report, simulate
-from hicache.sim.command import failure_text
+from hicache.sim.command import failure_text, random_seed
 from hicache.sim.coverage import DECLARED, Coverage
 
 RANDOM_SECONDS = 5.0

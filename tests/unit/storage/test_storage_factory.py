@@ -12,8 +12,8 @@ import pytest
 from hicache.errors import ConfigError
 from hicache.hashing import StorageNamespace
 from hicache.storage import HiCacheStorageConfig, StorageBackendFactory
-from hicache.storage.file import FileStorage
 from hicache.storage.memory import MemoryStorage
+from hicache.storage.page_store import PageStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,10 +57,10 @@ def dynamic(module_path: str, class_name: str, **options: object) -> HiCacheStor
 
 def test_hicaches_own_backends_are_known(tmp_path: Path) -> None:
     factory = StorageBackendFactory.default()
-    assert factory.backend_names == ["dynamic", "file", "memory"]
+    assert factory.backend_names == ["dynamic", "file", "memory", "tiered"]
     assert isinstance(factory.create_backend("memory", make_config()), MemoryStorage)
     storage = factory.create_backend("file", make_config(path=str(tmp_path)))
-    assert isinstance(storage, FileStorage)
+    assert isinstance(storage, PageStore)
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
@@ -77,7 +77,7 @@ def test_a_registered_backend_is_built_with_the_config_as_it_is(plugin: str) -> 
     assert storage.config == config
 
 
-@pytest.mark.parametrize("name", ["memory", "dynamic"])
+@pytest.mark.parametrize("name", ["memory", "dynamic", "tiered"])
 def test_a_name_is_given_once(name: str, plugin: str) -> None:
     with pytest.raises(ConfigError, match="registered already"):
         StorageBackendFactory.default().register_backend(name, plugin, "PluginStorage")
@@ -93,6 +93,13 @@ def test_a_dynamic_backend_gets_the_options_that_do_not_name_it(plugin: str) -> 
     storage = StorageBackendFactory.default().create_backend("dynamic", config)
     assert isinstance(storage, PluginStorage)
     assert storage.config == dataclasses.replace(config, extra_config={"max_bytes": 1000})
+
+
+def test_what_sglang_chooses_an_interface_with_is_not_an_option_of_the_backend(plugin: str) -> None:
+    config = dynamic(plugin, "PluginStorage", max_bytes=1000, interface_v1=1)
+    storage = StorageBackendFactory.default().create_backend("dynamic", config)
+    assert isinstance(storage, PluginStorage)
+    assert storage.config.extra_config == {"max_bytes": 1000}
 
 
 @pytest.mark.parametrize("missing", ["backend_name", "module_path", "class_name"])
@@ -133,3 +140,30 @@ def test_a_backend_without_its_client_library_says_what_is_missing(
     with pytest.raises(ConfigError, match="'a_client_library_not_installed'"):
         factory.create_backend("remote", make_config())
     assert isinstance(factory.create_backend("memory", make_config()), MemoryStorage)
+
+
+class UnreachableStorage(MemoryStorage):
+    def __init__(self, config: HiCacheStorageConfig) -> None:
+        raise ConnectionRefusedError("port 6379")
+
+
+def test_a_backend_that_cannot_be_opened_is_refused_with_its_error(plugin: str) -> None:
+    vars(sys.modules[plugin])["UnreachableStorage"] = UnreachableStorage
+    with pytest.raises(
+        ConfigError, match=r"'plugin' cannot be opened \(ConnectionRefusedError: po"
+    ):
+        StorageBackendFactory.default().create_backend(
+            "dynamic", dynamic(plugin, "UnreachableStorage")
+        )
+
+
+@pytest.mark.parametrize("code", ["raise RuntimeError('no licence')", "1 / 0", "def"])
+def test_a_module_that_cannot_be_imported_is_refused_whatever_it_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    (tmp_path / "module_that_raises.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot import 'module_that_raises' \(\w+Error: "):
+        StorageBackendFactory.default().create_backend(
+            "dynamic", dynamic("module_that_raises", "Storage")
+        )

@@ -1,0 +1,235 @@
+"""Which store a controller has: how it comes, how it goes, and what is told about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from hicache.controller.agreement import agree_on_one
+from hicache.errors import HiCacheError, StorageTimeout
+
+if TYPE_CHECKING:
+    from hicache.config import HiCacheConfig, PrefetchConfig, StorageConfig
+    from hicache.controller.mover import Mover
+    from hicache.controller.records import StorageReport
+    from hicache.ranks import RankGroup
+    from hicache.types import PrefetchPolicy, WritePolicy
+
+__all__ = ["AttachmentState", "StorageAttachment", "StoragePolicies", "StorageStatus"]
+
+_UNDO_SECONDS = 5.0
+"""For closing a store that nobody has used yet."""
+
+
+class AttachmentState(str, Enum):
+    """Whether there is a store, and whether it takes work.
+
+    detached --attach--> attached --detach--> detached
+                            |                    ^
+                            +-----> detaching ---+
+                      a call hangs         detach again
+    """
+
+    DETACHED = "detached"
+    ATTACHED = "attached"
+    DETACHING = "detaching"
+    """It takes no new work, and a call to it has not returned, so that it cannot be closed yet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoragePolicies:
+    """What attaching a store may change of a cache's configuration; see `HiCacheConfig`."""
+
+    write_policy: WritePolicy
+    prefetch_policy: PrefetchPolicy
+    prefetch: PrefetchConfig
+
+    @classmethod
+    def of(cls, config: HiCacheConfig) -> StoragePolicies:
+        """Return the policies of `config`."""
+        return cls(
+            write_policy=config.write_policy,
+            prefetch_policy=config.prefetch_policy,
+            prefetch=config.prefetch,
+        )
+
+    def applied_to(self, config: HiCacheConfig) -> HiCacheConfig:
+        """Return `config` with these policies; a `ConfigError` when they do not fit the rest."""
+        return dataclasses.replace(
+            config,
+            write_policy=self.write_policy,
+            prefetch_policy=self.prefetch_policy,
+            prefetch=self.prefetch,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageStatus:
+    """What there is to know about the store of one rank.
+
+    Attributes:
+        state: see `AttachmentState`.
+        config: of the store, also while it is detaching; None without one.
+        policies: those in force.
+        num_in_flight: operations of any kind that have not ended, also those of calls that hang.
+        report: what the moving side says; its abandoned calls keep a store from being closed.
+        reasons: why an attach, a detach or a clear would be refused now, one sentence each.
+    """
+
+    state: AttachmentState
+    config: StorageConfig | None
+    policies: StoragePolicies
+    num_in_flight: int
+    report: StorageReport
+    reasons: tuple[str, ...]
+
+    @property
+    def backend(self) -> str | None:
+        """Name of the store's backend."""
+        return None if self.config is None else self.config.backend
+
+    @property
+    def model_name(self) -> str | None:
+        """Name of the model whose pages the store holds."""
+        return None if self.config is None else self.config.model_name
+
+
+class StorageAttachment:
+    """Opens, closes and clears the store of one rank, in step with the other ranks.
+
+    All ranks call alike: an attach is one agreement, a detach is at most two, and afterwards every
+    rank has the same `state`, whatever went wrong on one of them.
+
+    Args:
+        mover: where the store is opened.
+        ranks: with whom the outcome is agreed.
+
+    Attributes:
+        state: see `AttachmentState`.
+        config: of the store, also while it is detaching; None without one.
+    """
+
+    def __init__(self, mover: Mover, ranks: RankGroup) -> None:
+        self._mover = mover
+        self._ranks = ranks
+        self.state = AttachmentState.DETACHED
+        self.config: StorageConfig | None = None
+
+    @property
+    def open_config(self) -> StorageConfig | None:
+        """The configuration of the store that takes work; None when none does."""
+        return self.config if self.state is AttachmentState.ATTACHED else None
+
+    def attach(self, config: StorageConfig, *, num_in_flight: int) -> None:
+        """Open a store; nothing when this very one is open. Blocks as its backend does.
+
+        Args:
+            config: of the store.
+            num_in_flight: operations of any kind that have not ended.
+
+        Raises:
+            HiCacheError: another one is there, something is in flight, or another rank could not
+                open its own; nothing has changed.
+            ConfigError: the backend cannot be had; nothing has changed.
+        """
+        if self.state is not AttachmentState.DETACHED and config != self.open_config:
+            raise HiCacheError(self._occupied(config))
+        opened = False
+        try:
+            _require_idle("attach", num_in_flight)
+            if self.state is AttachmentState.DETACHED:
+                self._mover.attach_storage(config)
+            opened = True
+        finally:
+            everywhere = agree_on_one(self._ranks, int(opened))
+        if not everywhere:
+            if self.state is AttachmentState.DETACHED:
+                self._mover.detach_storage(_UNDO_SECONDS)
+            raise HiCacheError(
+                f"another rank cannot attach storage backend {config.backend!r}; its error says why"
+            )
+        self.state, self.config = AttachmentState.ATTACHED, config
+
+    def detach(self, timeout_seconds: float, *, num_in_flight: int) -> None:
+        """Close the store; nothing without one. Blocks for `timeout_seconds` at most.
+
+        When a call has not returned by then, the store is left detaching: no query, read or persist
+        begins any more, everything else goes on, and a later detach completes this one.
+
+        Args:
+            timeout_seconds: how long to wait for calls to return.
+            num_in_flight: operations that have not ended and can still bring something.
+
+        Raises:
+            HiCacheError: something is in flight on some rank; nothing has changed.
+            StorageTimeout: a call still runs; the store is detaching.
+        """
+        if self.state is AttachmentState.DETACHED:
+            return
+        if self.state is AttachmentState.ATTACHED:
+            if not agree_on_one(self._ranks, int(num_in_flight == 0)):
+                _require_idle("detach", num_in_flight)
+                raise HiCacheError("cannot detach a storage backend: another rank is not idle")
+            self.state = AttachmentState.DETACHING
+        closed = False
+        try:
+            closed = self._mover.detach_storage(timeout_seconds)
+        finally:
+            everywhere = agree_on_one(self._ranks, int(closed))
+        if not everywhere:
+            raise StorageTimeout(f"{self._call_hangs()}; detach again when it has returned")
+        self.closed()
+
+    def clear(self, *, num_in_flight: int) -> int:
+        """Remove this namespace's pages from the store and return how many; blocks.
+
+        Raises:
+            HiCacheError: no store takes work, or something is in flight.
+        """
+        if self.state is AttachmentState.DETACHING:
+            raise HiCacheError(f"cannot clear: {self._call_hangs()}")
+        if self.config is None:
+            raise HiCacheError("no storage backend is attached; attach one before clearing it")
+        _require_idle("clear", num_in_flight)
+        return self._mover.clear_storage()
+
+    def closed(self) -> None:
+        """Note that the mover has closed the store."""
+        self.state, self.config = AttachmentState.DETACHED, None
+
+    def status(self, policies: StoragePolicies, *, num_in_flight: int) -> StorageStatus:
+        """Return what there is to know; asks the mover."""
+        reasons = []
+        if self.state is AttachmentState.DETACHING:
+            reasons.append(self._call_hangs())
+        if num_in_flight:
+            reasons.append(f"{num_in_flight} operation(s) are in flight")
+        return StorageStatus(
+            state=self.state,
+            config=self.config,
+            policies=policies,
+            num_in_flight=num_in_flight,
+            report=self._mover.storage_report(),
+            reasons=tuple(reasons),
+        )
+
+    def _occupied(self, wanted: StorageConfig) -> str:
+        assert self.config is not None
+        if self.state is AttachmentState.DETACHING:
+            return f"cannot attach: {self._call_hangs()}; detach it first, when that has returned"
+        name = self.config.backend
+        options = " with other options" if name == wanted.backend else ""
+        return f"storage backend {name!r} is attached{options}; detach it first"
+
+    def _call_hangs(self) -> str:
+        assert self.config is not None
+        return f"storage backend {self.config.backend!r} is detaching and a call to it still runs"
+
+
+def _require_idle(verb: str, num_in_flight: int) -> None:
+    if num_in_flight:
+        raise HiCacheError(
+            f"cannot {verb} a storage backend while {num_in_flight} operation(s) are in flight; "
+            "call check_hicache_events until none is"
+        )

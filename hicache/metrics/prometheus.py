@@ -1,0 +1,289 @@
+"""A snapshot as Prometheus reads it.
+
+Names are SGLang's where SGLang has one, with `hicache_` in place of `sglang:`; units are tokens,
+bytes, seconds, pages or calls and stand in the name.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.core import Metric
+
+    from hicache.metrics.snapshot import CacheSnapshot, StoreUse
+
+__all__ = ["HiCacheCollector", "exposition"]
+
+_STORE_STATES = ("detached", "attached", "detaching")
+_CIRCUIT_CLOSED = "closed"
+
+
+class _Moved(NamedTuple):
+    """How SGLang calls a movement, and what it is."""
+
+    name: str
+    what: str
+
+
+_MOVED = {
+    "write": _Moved("backup", "from L1 (device) to L2 (host)"),
+    "load": _Moved("load_back", "from L2 (host) to L1 (device)"),
+    "persist": _Moved("backuped", "from L2 (host) to L3 (storage)"),
+    "prefetch": _Moved("prefetched", "from L3 (storage) to L2 (host)"),
+}
+
+_EVICTED = {"evicted_device_pages": "device", "evicted_host_pages": "host"}
+_DROPPED = {"unwritten_pages": "host_pressure"}
+"""Events that are counted in pages, with the label under which their tokens are reported."""
+
+
+class HiCacheCollector(Collector):
+    """Reports a cache to a registry of `prometheus_client`.
+
+    Args:
+        read: returns a snapshot. It is called in the thread that collects, and the cache belongs to
+            another one: hand over a snapshot that was made there.
+    """
+
+    def __init__(self, read: Callable[[], CacheSnapshot]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        """Name no metric, so that to register the collector reads nothing."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        snapshot = self._read()
+        yield from _pools(snapshot)
+        yield from _prompts(snapshot)
+        yield from _movements(snapshot)
+        yield from _events(snapshot)
+        yield from _store(snapshot.store)
+        yield from _calls(snapshot.store)
+
+
+def exposition(snapshot: CacheSnapshot, accept: str = "") -> tuple[bytes, str]:
+    """Return the text of all metrics and its content type.
+
+    Args:
+        snapshot: what to report.
+        accept: the `Accept` header of whoever asks.
+    """
+    registry = CollectorRegistry()
+    registry.register(HiCacheCollector(lambda: snapshot))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _counter(name: str, text: str, label: str, values: dict[str, float]) -> CounterMetricFamily:
+    """Return a counter with a value for each value of a label."""
+    family = CounterMetricFamily(f"hicache_{name}", text, labels=[label])
+    for value, count in values.items():
+        family.add_metric([value], count)
+    return family
+
+
+def _gauge(name: str, text: str, label: str, values: dict[str, float]) -> GaugeMetricFamily:
+    """Return a gauge with a value for each value of a label."""
+    family = GaugeMetricFamily(f"hicache_{name}", text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _pools(snapshot: CacheSnapshot) -> Iterator[Metric]:
+    device, host = snapshot.device, snapshot.host
+    for name, text, number in (
+        ("kv_total_tokens", "Size of L1, the device pool.", device.num_tokens),
+        (
+            "kv_available_tokens",
+            "Free tokens of L1. With those that are evictable: what new requests can have.",
+            device.num_free_tokens,
+        ),
+        (
+            "kv_evictable_tokens",
+            "Cached tokens in L1 that no request uses, and that make room when room is needed.",
+            snapshot.num_evictable_tokens,
+        ),
+        (
+            "kv_used_tokens",
+            "Tokens of L1 that requests or copies under way use: neither free nor evictable.",
+            device.num_tokens - device.num_free_tokens - snapshot.num_evictable_tokens,
+        ),
+        (
+            "kv_protected_tokens",
+            "Cached tokens in L1 that are locked. Above zero without a request: a lock has leaked.",
+            snapshot.num_protected_tokens,
+        ),
+        ("host_total_tokens", "Size of L2, the host pool.", host.num_tokens),
+        (
+            "host_used_tokens",
+            "Tokens of L2 that are not free. Full is normal: the oldest make room for new ones.",
+            host.num_tokens - host.num_free_tokens,
+        ),
+        (
+            "host_cached_tokens",
+            "Tokens of L2 that a look-up can find; the rest of those used is being copied.",
+            host.num_cached_tokens,
+        ),
+    ):
+        yield GaugeMetricFamily(f"hicache_{name}", text, value=number)
+
+
+def _prompts(snapshot: CacheSnapshot) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        "hicache_prompt_tokens",
+        "Tokens of prompts that were admitted. The hit rate over any window is the increase of "
+        "hicache_cached_tokens_total divided by the increase of this.",
+        value=snapshot.num_prompt_tokens,
+    )
+    yield _counter(
+        "cached_tokens",
+        "Of the prompt tokens, those that were not computed, by the tier that had them.",
+        "cache_source",
+        dict(snapshot.cached_tokens),
+    )
+
+
+def _movements(snapshot: CacheSnapshot) -> Iterator[Metric]:
+    for kind, use in snapshot.movements.items():
+        name, what = _MOVED[kind]
+        yield CounterMetricFamily(
+            f"hicache_{name}_tokens", f"Tokens that arrived {what}.", value=use.num_tokens
+        )
+        yield CounterMetricFamily(
+            f"hicache_{name}_bytes", f"Bytes that arrived {what}.", value=use.num_bytes
+        )
+        yield CounterMetricFamily(
+            f"hicache_{name}_duration_seconds",
+            f"Time that moving {what} took, summed over what runs side by side. Bytes divided by "
+            "it are the bandwidth of one copy or call.",
+            value=use.seconds,
+        )
+    yield _gauge(
+        "in_flight_operations",
+        "Movements that have not ended, queued ones included. One that stays high is a tier that "
+        "is too slow for the load.",
+        "movement",
+        {kind: use.num_in_flight for kind, use in snapshot.movements.items()},
+    )
+    outcomes = CounterMetricFamily(
+        "hicache_movement_outcomes",
+        "How movements ended: jobs for write and load, pages for persist and prefetch. Everything "
+        "but ok and present is a copy or a page that is computed again.",
+        labels=["movement", "outcome"],
+    )
+    for kind, use in snapshot.movements.items():
+        for outcome, count in use.outcomes.items():
+            outcomes.add_metric([kind, outcome], count)
+    yield outcomes
+
+
+def _events(snapshot: CacheSnapshot) -> Iterator[Metric]:
+    events = dict(snapshot.events)
+
+    def tokens_of(labels: dict[str, str]) -> dict[str, float]:
+        pages = {label: events.pop(name, 0) for name, label in labels.items()}
+        return {label: count * snapshot.page_size for label, count in pages.items()}
+
+    yield _counter(
+        "evicted_tokens", "Tokens that made room for others.", "tier", tokens_of(_EVICTED)
+    )
+    yield _counter(
+        "dropped_tokens",
+        "Tokens that were to be copied to L2 and were not, because nothing there could make room.",
+        "reason",
+        tokens_of(_DROPPED),
+    )
+    yield _counter(
+        "events",
+        "What else has happened, by name: requests to storage that were not made and why "
+        "(prefetch_*, no_host_anchor, persist_*), loads without room (load_back_no_memory), pages "
+        "of writes that nobody wanted any more (abandoned_write_pages).",
+        "event",
+        {name: float(count) for name, count in events.items()},
+    )
+
+
+def _store(store: StoreUse) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "hicache_storage_info",
+        "1 for the store that is attached, or was and still has a call under way.",
+        labels=["backend", "model_name"],
+    )
+    if store.backend is not None and store.model_name is not None:
+        info.add_metric([store.backend, store.model_name], 1)
+    yield info
+    yield _gauge(
+        "storage_state",
+        "1 for the state of L3. While it is detaching, a call to it hangs and nothing new begins.",
+        "state",
+        {state: state == store.state for state in _STORE_STATES},
+    )
+    healthy = GaugeMetricFamily(
+        "hicache_storage_healthy",
+        "1 while L3 does its work. At 0 its calls fail: hits are lost, requests are served.",
+    )
+    if store.healthy is not None:
+        healthy.add_metric([], store.healthy)
+    yield healthy
+    yield _gauge(
+        "storage_circuit_open",
+        "1 while calls of this kind do not reach L3, because too many failed in a row.",
+        "call",
+        {call: state != _CIRCUIT_CLOSED for call, state in store.circuits.items()},
+    )
+    yield GaugeMetricFamily(
+        "hicache_storage_abandoned_calls",
+        "Calls to L3 past their deadline that have not returned. Each keeps a thread and its "
+        "memory.",
+        value=store.num_abandoned_calls,
+    )
+
+
+def _calls(store: StoreUse) -> Iterator[Metric]:
+    durations = HistogramMetricFamily(
+        "hicache_storage_call_duration_seconds",
+        "How long calls to L3 took, since it was attached.",
+        labels=["call"],
+    )
+    pages = CounterMetricFamily(
+        "hicache_storage_call_pages",
+        "Pages that calls to L3 were asked for, by outcome, since it was attached.",
+        labels=["call", "outcome"],
+    )
+    for call, use in store.calls.items():
+        bounds = [*(repr(bound) for bound in use.duration_bounds_seconds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(use.durations), strict=True))
+        durations.add_metric([call], buckets, sum_value=use.total_seconds)
+        for outcome, count in use.pages.items():
+            pages.add_metric([call, outcome], count)
+    yield durations
+    yield pages
+    yield _counter(
+        "storage_call_bytes",
+        "Bytes that calls to L3 moved, since it was attached.",
+        "call",
+        {call: use.num_bytes for call, use in store.calls.items()},
+    )
+    yield _counter(
+        "storage_broken_calls",
+        "Calls to L3 that raised or answered with nonsense, since it was attached: its backend "
+        "has a bug.",
+        "call",
+        {call: use.num_broken_calls for call, use in store.calls.items()},
+    )

@@ -1,0 +1,82 @@
+"""How the life of a simulated rank ends, and what has to be true of each end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hicache.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from hicache.sim.scheduler import Scheduler
+    from hicache.sim.system import System
+
+__all__ = ["close", "close_again", "empty", "settle"]
+
+_MAX_ROUNDS = 100
+_MANY_PAGES = 10**6
+_ALL_STAGES = 10**6
+_CLOSE_SECONDS = 1.0
+
+
+def settle(system: System, scheduler: Scheduler) -> str:
+    """Let all end without further faults: what is under way, then what requests wait for.
+
+    Raises:
+        InvariantViolation: something has not ended after many rounds.
+    """
+    for rounds in range(_MAX_ROUNDS):
+        system.run_all()
+        scheduler.go_on(_ALL_STAGES)
+        scheduler.start_loads()
+        for request in scheduler.computable:
+            scheduler.compute(request, _MANY_PAGES)
+        for request in scheduler.waiting:
+            scheduler.admit(request, mem_quota=None)
+        if not scheduler.requests and not system.cache.num_in_flight:
+            return f"{rounds} rounds"
+    left = f"{len(scheduler.requests)} request(s), {system.cache.num_in_flight} in flight"
+    raise InvariantViolation([f"without further faults, {left} after many rounds"])
+
+
+def empty(system: System) -> str:
+    """Evict everything, when nothing is in use any more.
+
+    Raises:
+        InvariantViolation: a page has not become free.
+    """
+    allocators = (system.device_allocator, system.host_allocator)
+    for _ in range(_MAX_ROUNDS):
+        system.cache.evict(_MANY_PAGES)
+        system.cache.evict_host(_MANY_PAGES)
+        system.run_all()
+        if all(one.num_available == one.num_pages for one in allocators):
+            return "all pages are free"
+    free = [one.num_available for one in allocators]
+    raise InvariantViolation([f"with nothing in use, only {free} pages became free"])
+
+
+def close(system: System, scheduler: Scheduler) -> str:
+    """Close as far as no call is under way, which is not waited for.
+
+    Raises:
+        InvariantViolation: the cache does not tell the truth about that.
+    """
+    is_busy = bool(system.executor.under_way)
+    system.is_closed = system.cache.close(_CLOSE_SECONDS)
+    scheduler.forget_reservations()
+    if system.is_closed is is_busy:
+        raise InvariantViolation([f"close says {system.is_closed}, calls under way {is_busy}"])
+    return "with calls under way" if is_busy else "idle"
+
+
+def close_again(system: System) -> str:
+    """Let all calls return and close wholly.
+
+    Raises:
+        InvariantViolation: something is left in flight.
+    """
+    system.let_go()
+    system.is_closed = system.cache.close(_CLOSE_SECONDS)
+    if not system.is_closed or system.cache.num_in_flight:
+        raise InvariantViolation([f"{system.cache.num_in_flight} in flight after close"])
+    return "idle"

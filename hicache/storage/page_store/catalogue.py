@@ -1,0 +1,276 @@
+"""What is stored: pages, their groups, and the order in which they may be given up.
+
+A page may go when no stored page is chained from it. Within a group that is the last stored page at
+most, and that one if no other group hangs below it: so a group is filed under its last use among
+the `leaves` exactly when `children` has nothing for its last page. `children` counts by the
+parent's key, whether the parent is stored or not. A page whose predecessor in its own group is not
+stored hangs below it like one of another group.
+
+When the last child of a page goes, the page has been of use at least as long as that child: it
+inherits its tick. So a read has to note its last page only.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache.storage.page_store.blocks import Extent, merge
+from hicache.storage.page_store.counters import pages_counter
+from hicache.storage.page_store.group import Group
+from hicache.storage.page_store.records import GroupState, PageEntry, page_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from hicache.storage.page_store.index import WriteTransaction
+
+__all__ = ["ALL_POSITIONS", "GROUP_KEY", "LEAF_KEY", "Catalogue", "Freed"]
+
+GROUP_KEY = struct.Struct(">Q")
+ALL_POSITIONS = (1 << 64) - 1
+"""Every page that a group can have."""
+
+_NUMBER = struct.Struct("<Q")
+LEAF_KEY = struct.Struct(">QQ")
+
+
+class Freed(NamedTuple):
+    """What has become free.
+
+    Attributes:
+        num_pages: pages that are no longer stored.
+        payload: their blocks.
+        headers: blocks of the headers of groups that have no page left.
+    """
+
+    num_pages: int
+    payload: list[Extent]
+    headers: list[Extent]
+
+
+class Catalogue:
+    """The changes that can be made to what is stored, within one write transaction."""
+
+    def __init__(self, write: WriteTransaction) -> None:
+        self._write = write
+        self._txn = write.txn
+        self._dbs = write.dbs
+
+    def add_to(self, counter: bytes, difference: int) -> int:
+        """Change a number in `meta`; return what it was before."""
+        before: int = _NUMBER.unpack(self._txn.get(counter, bytes(8), db=self._dbs.meta))[0]
+        self._txn.put(counter, _NUMBER.pack(before + difference), db=self._dbs.meta)
+        return before
+
+    def publish(
+        self,
+        group: Group,
+        namespace_id: int,
+        *,
+        positions: int = ALL_POSITIONS,
+        last_use: int | None = None,
+    ) -> int:
+        """Store the pages of a group that are not stored yet.
+
+        Args:
+            group: whose blocks are written.
+            namespace_id: whose pages they are.
+            positions: the pages to store, one bit each.
+            last_use: tick of their last use; by default they are used just now.
+
+        Returns:
+            Those that were stored by this, one bit each; the others are stored already. If there
+            are none, nothing has changed.
+        """
+        prefix = page_name(namespace_id)
+        num_pages = group.num_pages
+        stored = 0
+        for position in _positions(positions & ((1 << num_pages) - 1)):
+            entry = PageEntry(group.group_id, position, num_pages).encode()
+            name = prefix + group.key(position)
+            if self._txn.put(name, entry, overwrite=False, db=self._dbs.pages):
+                stored |= 1 << position
+        if stored:
+            tick = self._write.next_tick() if last_use is None else last_use
+            state = GroupState(stored, tick, namespace_id)
+            self._txn.put(GROUP_KEY.pack(group.group_id), group.encode(), db=self._dbs.groups)
+            for position in _positions(stored):
+                if not state.is_stored(position - 1):
+                    self._add_child(namespace_id, group.parent_of(position))
+            self._file(group, state)
+            self.add_to(pages_counter(namespace_id), state.num_stored)
+        return stored
+
+    def remove(self, group_id: int, positions: int) -> Freed:
+        """Forget those of the pages of a group, one bit each, that are stored."""
+        group, state = self._group(group_id), self._state(group_id)
+        gone = state.stored & positions
+        if group is None or not gone:
+            return Freed(0, [], [])
+        self._unfile(group_id, state)
+        prefix = page_name(state.namespace_id)
+        left = state._replace(stored=state.stored & ~gone)
+        parents: list[bytes] = []
+        for position in _positions(gone):
+            self._txn.delete(prefix + group.key(position), db=self._dbs.pages)
+            if left.is_stored(position + 1):
+                self._count_children(prefix + group.key(position), 1)
+            if not state.is_stored(position - 1):
+                parents.append(group.parent_of(position))
+        num_gone = state.num_stored - left.num_stored
+        self.add_to(pages_counter(state.namespace_id), -num_gone)
+        headers: list[Extent] = []
+        if left.stored:
+            self._file(group, left)
+        else:
+            self._txn.delete(GROUP_KEY.pack(group_id), db=self._dbs.groups)
+            self._txn.delete(GROUP_KEY.pack(group_id), db=self._dbs.states)
+            headers.append(group.header_extent)
+        for parent_key in parents:
+            self._drop_child(state.namespace_id, parent_key, state.last_use)
+        extents = [e for position in _positions(gone) for e in group.layout.extents_of(position, 1)]
+        return Freed(num_gone, merge(extents), headers)
+
+    def remove_page(self, name: bytes, entry: PageEntry) -> Freed:
+        """Forget a page if its entry is still this very one.
+
+        Where the index itself is damaged, the page is forgotten but its blocks are not free: they
+        are found again when the index is rebuilt.
+        """
+        if self._txn.get(name, db=self._dbs.pages) != entry.encode():
+            return Freed(0, [], [])
+        freed = self.remove(entry.group_id, 1 << entry.position)
+        if not freed.num_pages:
+            self._txn.delete(name, db=self._dbs.pages)
+        return freed
+
+    def evict(self, *, num_blocks: int, max_pages: int, protected: Collection[int]) -> Freed:
+        """Give up pages that no stored page is chained from, the longest unused first.
+
+        Ends when that many blocks are free, that many pages are gone, or nothing more can go. The
+        cost of a page does not depend on how many are stored.
+
+        Args:
+            num_blocks: blocks of payloads to free.
+            max_pages: bounds the transaction.
+            protected: groups that must stay as they are.
+        """
+        num_pages, payload, headers = 0, list[Extent](), list[Extent]()
+        start = b""
+        while num_blocks > 0 and num_pages < max_pages:
+            found = self._first_leaf(start)
+            if found is None:
+                break
+            last_use, group_id = found
+            if group_id in protected:
+                start = LEAF_KEY.pack(last_use, group_id) + b"\x00"
+                continue
+            group = self._group(group_id)
+            if group is None:
+                # A damaged record; its blocks are found again when the index is rebuilt.
+                self._txn.delete(LEAF_KEY.pack(last_use, group_id), db=self._dbs.leaves)
+                continue
+            page_blocks = group.layout.page_blocks
+            most = min(-(-num_blocks // page_blocks), max_pages - num_pages)
+            freed = self.remove(group_id, self._tail(group, most))
+            num_pages += freed.num_pages
+            num_blocks -= freed.num_pages * page_blocks
+            payload += freed.payload
+            headers += freed.headers
+        return Freed(num_pages, merge(payload), headers)
+
+    def touch(self, group_id: int) -> None:
+        """Note that pages of a group have been used just now; nothing if it is gone."""
+        state = self._state(group_id)
+        if not state.stored:
+            return
+        used = state._replace(last_use=self._write.next_tick())
+        self._txn.put(GROUP_KEY.pack(group_id), used.encode(), db=self._dbs.states)
+        if self._unfile(group_id, state):
+            self._txn.put(LEAF_KEY.pack(used.last_use, group_id), b"", db=self._dbs.leaves)
+
+    def _tail(self, group: Group, most: int) -> int:
+        """Return up to `most` pages from the end of a group that nothing else hangs below."""
+        state = self._state(group.group_id)
+        prefix = page_name(state.namespace_id)
+        tail = 0
+        for _ in range(most):
+            last = state.last_position
+            if last < 0 or self._num_children(prefix + group.key(last)):
+                break
+            tail |= 1 << last
+            state = state._replace(stored=state.stored & ~(1 << last))
+        return tail
+
+    def _group(self, group_id: int) -> Group | None:
+        return Group.decode(self._txn.get(GROUP_KEY.pack(group_id), b"", db=self._dbs.groups))
+
+    def _state(self, group_id: int) -> GroupState:
+        data = self._txn.get(GROUP_KEY.pack(group_id), db=self._dbs.states)
+        return GroupState(0, 0, 0) if data is None else GroupState.decode(data)
+
+    def _file(self, group: Group, state: GroupState) -> None:
+        """Write a group's state, and file it among the leaves if it is one."""
+        group_id = group.group_id
+        self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
+        last = page_name(state.namespace_id, group.key(state.last_position))
+        if not self._num_children(last):
+            self._txn.put(LEAF_KEY.pack(state.last_use, group_id), b"", db=self._dbs.leaves)
+
+    def _unfile(self, group_id: int, state: GroupState) -> bool:
+        """Take a group out of the leaves; return whether it was one."""
+        return self._txn.delete(LEAF_KEY.pack(state.last_use, group_id), db=self._dbs.leaves)
+
+    def _first_leaf(self, start: bytes) -> tuple[int, int] | None:
+        with self._txn.cursor(self._dbs.leaves) as cursor:
+            found = cursor.set_range(start) if start else cursor.first()
+            return LEAF_KEY.unpack(cursor.key()) if found else None
+
+    def _add_child(self, namespace_id: int, parent_key: bytes) -> None:
+        if not parent_key:
+            return
+        name = page_name(namespace_id, parent_key)
+        parent = self._parent(name) if self._count_children(name, 1) == 1 else None
+        if parent is not None:
+            group_id, state = parent
+            self._unfile(group_id, state)
+
+    def _drop_child(self, namespace_id: int, parent_key: bytes, tick: int) -> None:
+        if not parent_key:
+            return
+        name = page_name(namespace_id, parent_key)
+        parent = self._parent(name) if self._count_children(name, -1) == 0 else None
+        if parent is not None:
+            group_id, state = parent
+            state = state._replace(last_use=max(state.last_use, tick))
+            self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
+            self._txn.put(LEAF_KEY.pack(state.last_use, group_id), b"", db=self._dbs.leaves)
+
+    def _parent(self, name: bytes) -> tuple[int, GroupState] | None:
+        """Return the group whose last stored page is the one of this name, if there is one."""
+        data = self._txn.get(name, db=self._dbs.pages)
+        if data is None:
+            return None
+        entry = PageEntry.decode(data)
+        state = self._state(entry.group_id)
+        return (entry.group_id, state) if state.last_position == entry.position else None
+
+    def _num_children(self, name: bytes) -> int:
+        count: int = _NUMBER.unpack(self._txn.get(name, bytes(8), db=self._dbs.children))[0]
+        return count
+
+    def _count_children(self, name: bytes, difference: int) -> int:
+        count = self._num_children(name) + difference
+        if count:
+            self._txn.put(name, _NUMBER.pack(count), db=self._dbs.children)
+        else:
+            self._txn.delete(name, db=self._dbs.children)
+        return count
+
+
+def _positions(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

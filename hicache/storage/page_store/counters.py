@@ -1,0 +1,24 @@
+"""The numbers in `meta`."""
+
+from __future__ import annotations
+
+from hicache.storage.page_store.records import page_name
+
+__all__ = ["BACKED", "NAMESPACES", "NEXT_GROUP_ID", "SEGMENTS", "pages_counter"]
+
+BACKED = b"backed blocks"
+"""Blocks that have space on the disk."""
+
+NAMESPACES = b"namespaces"
+"""Ids of namespaces that have been given out."""
+
+NEXT_GROUP_ID = b"next group id"
+"""The first group id that nobody has."""
+
+SEGMENTS = b"segments"
+"""Numbers of segments that have been given out."""
+
+
+def pages_counter(namespace_id: int) -> bytes:
+    """Return the name of the number of pages of a namespace."""
+    return b"pages " + page_name(namespace_id)

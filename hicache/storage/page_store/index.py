@@ -1,0 +1,220 @@
+"""The LMDB environment that holds a store's index, shared by all processes that have it open.
+
+| database | key | value |
+|---|---|---|
+| `meta` | name | number |
+| `namespaces` | namespace digest | `NamespaceRecord` |
+| `pages` | namespace id, page key | group id, position in the group, pages of the group |
+| `groups` | group id | the group's header, see `group` |
+| `states` | group id | `GroupState` |
+| `leaves` | tick of last use, group id | nothing: groups whose last page has no stored child |
+| `children` | namespace id, page key | how many groups hang below that page, stored or not |
+| `space` | kind and state, owner, segment, block | number of blocks: what is free, leased, a hole |
+| `owners` | owner id | the owner's limits |
+
+Numbers in keys are big endian, so that their order is that of the bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import lmdb
+
+from hicache.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lmdb import _Database
+
+__all__ = ["Databases", "Index", "IndexDamaged", "WriteTransaction"]
+
+_MAP_BYTES = 1 << 36
+"""Address space for the index, of which only what is used costs anything: some 10^8 pages."""
+
+_MAX_READERS = 1024
+_TICKS_PER_COMMIT = 1 << 16
+
+
+class IndexDamaged(StorageError):
+    """The index cannot be opened as one; it can be rebuilt from the headers."""
+
+
+class Databases(NamedTuple):
+    """Handles of the databases, see the module."""
+
+    meta: _Database
+    namespaces: _Database
+    pages: _Database
+    groups: _Database
+    states: _Database
+    leaves: _Database
+    children: _Database
+    space: _Database
+    owners: _Database
+
+
+class WriteTransaction:
+    """The one write transaction that a store has at a time, over all processes.
+
+    Attributes:
+        txn: of LMDB.
+        dbs: handles of the databases.
+    """
+
+    def __init__(self, txn: lmdb.Transaction[Any], dbs: Databases) -> None:
+        self.txn = txn
+        self.dbs = dbs
+        self._first_tick = txn.id() * _TICKS_PER_COMMIT
+        self._num_ticks = 0
+
+    def next_tick(self) -> int:
+        """Return a time of use, later than all that were given out before.
+
+        Within one transaction they are equal from the 65,536th on.
+        """
+        self._num_ticks = min(self._num_ticks + 1, _TICKS_PER_COMMIT - 1)
+        return self._first_tick + self._num_ticks
+
+
+class Index:
+    """Opens the environment and gives out transactions. Thread-safe.
+
+    A commit is on the disk in the order that LMDB needs to be sound after a power loss, which may
+    undo the newest commit. LMDB forbids to open an environment twice in a process: whoever uses
+    this class makes sure of that.
+    """
+
+    def __init__(self, path: str, store_id: str, *, create: bool) -> None:
+        """Open the environment in directory `path`, or make it.
+
+        Args:
+            path: of the directory.
+            store_id: what the index belongs to.
+            create: whether to make a new one; else it must be there.
+
+        Raises:
+            IndexDamaged: there is none, or it is no sound index of this store.
+            ConfigError: it cannot be shared with a process that has it open.
+            lmdb.Error, OSError: it cannot be opened for another reason.
+        """
+        self._path = f"{path}/data.mdb"
+        # Serialises write transactions of this process: LMDB does so as well, but a thread that
+        # waits within LMDB cannot take part in a commit that another one makes for it.
+        self.lock = threading.Lock()
+        self._broken = False
+        if not create and not os.path.exists(self._path):
+            raise IndexDamaged(f"{path} has no index")
+        try:
+            self._env = lmdb.open(
+                path,
+                map_size=_MAP_BYTES,
+                metasync=False,
+                mode=0o666,
+                create=create,
+                readahead=False,
+                max_readers=_MAX_READERS,
+                max_dbs=len(Databases._fields),
+            )
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise IndexDamaged(f"{path} holds no index ({error})") from error
+        except lmdb.LockError as error:
+            # To open is also to read, for which a process has one place in LMDB's table.
+            raise ConfigError(
+                f"{path} is in use by a process with the number of this one, {os.getpid()}, which "
+                "must be in another container: let the containers share process numbers (such as "
+                "hostPID), or give each a directory of its own"
+            ) from error
+        try:
+            self._check_length()
+            self.dbs = self._open_databases(store_id, create=create)
+            self._env.reader_check()
+            self._file_id = self._look()
+        except BaseException:
+            self._env.close()
+            raise
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the index's file."""
+        return os.stat(self._path).st_size
+
+    @property
+    def present(self) -> bool:
+        """Whether this is of use: the file opened is the one under its name, and LMDB works."""
+        return not self._broken and self.same_file
+
+    @property
+    def same_file(self) -> bool:
+        """Whether the file opened is still the one under its name."""
+        try:
+            return self._look() == self._file_id
+        except OSError:
+            return False
+
+    def read(self) -> lmdb.Transaction[bytes]:
+        """Return a read transaction, to be used as a context, and for a short time.
+
+        While it lives, no space of the index is used again.
+        """
+        return self._env.begin()
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[WriteTransaction]:
+        """Commit what the body does, or nothing of it if it raises.
+
+        Blocks while another thread or process writes.
+        """
+        with self.lock, self.transaction() as write:
+            yield write
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[WriteTransaction]:
+        """Do the work of `write` for a thread that has taken `lock`."""
+        try:
+            with self._env.begin(write=True) as txn:
+                yield WriteTransaction(txn, self.dbs)
+        except lmdb.PanicError:
+            # A commit could not be written and not be undone: only opening it anew helps.
+            self._broken = True
+            raise
+
+    def sync(self) -> None:
+        """Wait until all commits are on the disk for good."""
+        self._env.sync(True)
+
+    def drop_dead_readers(self) -> None:
+        """Forget read transactions of processes that have died: they hold up space."""
+        self._env.reader_check()
+
+    def close(self) -> None:
+        """Close the environment; to be called when no transaction is under way."""
+        self._env.close()
+
+    def _look(self) -> tuple[int, int]:
+        status = os.stat(self._path)
+        return status.st_dev, status.st_ino
+
+    def _check_length(self) -> None:
+        """Refuse a file that is shorter than it says: to touch what is missing is fatal."""
+        info, page_bytes = self._env.info(), self._env.stat()["psize"]
+        if (info["last_pgno"] + 1) * page_bytes > self.num_bytes:
+            raise IndexDamaged(f"{self._path} has been cut short")
+
+    def _open_databases(self, store_id: str, *, create: bool) -> Databases:
+        # Only handles opened in a write transaction outlive it; one that writes nothing costs none.
+        with self._env.begin(write=True) as txn:
+            names = [name.encode() for name in Databases._fields]
+            try:
+                dbs = Databases(*(self._env.open_db(n, txn=txn, create=create) for n in names))
+            except lmdb.NotFoundError as error:
+                raise IndexDamaged(f"{self._path} is no index of a page store") from error
+            if create:
+                txn.put(b"store", store_id.encode(), db=dbs.meta)
+            elif txn.get(b"store", db=dbs.meta) != store_id.encode():
+                raise IndexDamaged(f"{self._path} belongs to another store")
+        return dbs

@@ -1,0 +1,76 @@
+"""What a page store can be told in `extra_config`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hicache.errors import ConfigError
+from hicache.storage.page_store.limits import Limits, default_min_free_bytes
+
+if TYPE_CHECKING:
+    from hicache.storage.base import HiCacheStorageConfig
+
+__all__ = ["PageStoreOptions"]
+
+_TYPES = {
+    "path": str,
+    "max_bytes": int,
+    "min_free_bytes": int,
+    "direct_io": bool,
+    "fsync": bool,
+}
+_SMALLEST_BYTES = 1 << 19
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageStoreOptions:
+    """The options, checked; see `PageStore` for what they mean.
+
+    Attributes:
+        path: the directory.
+        max_bytes: None for no bound.
+        min_free_bytes: None for the default of the file system.
+        direct_io, fsync: see `PageStore`.
+    """
+
+    path: str
+    max_bytes: int | None = None
+    min_free_bytes: int | None = None
+    direct_io: bool = False
+    fsync: bool = False
+
+    @classmethod
+    def from_config(cls, config: HiCacheStorageConfig) -> PageStoreOptions:
+        """Read the options of a config.
+
+        Raises:
+            ConfigError: one is unknown, missing or cannot work.
+        """
+        options = cls(**{"path": "", **config.checked_extra_config("file", _TYPES)})
+        if not options.path:
+            raise ConfigError(
+                "storage backend 'file' needs the option 'path': the directory for its pages"
+            )
+        if options.min_free_bytes is not None and options.min_free_bytes < 0:
+            raise ConfigError(f"min_free_bytes must not be negative, got {options.min_free_bytes}")
+        smallest = _SMALLEST_BYTES + 2 * config.page_bytes
+        if options.max_bytes is not None and options.max_bytes < smallest:
+            raise ConfigError(
+                f"max_bytes={options.max_bytes} is too little for an index and pages of "
+                f"{config.page_bytes} bytes; give at least {smallest}"
+            )
+        return options
+
+    def limits(self, directory: str) -> Limits:
+        """Return the limits for a store in an existing directory.
+
+        Raises:
+            OSError: its file system cannot be asked.
+        """
+        min_free_bytes = self.min_free_bytes
+        if min_free_bytes is None:
+            min_free_bytes = default_min_free_bytes(directory)
+        if self.max_bytes is None:
+            return Limits(min_free_bytes=min_free_bytes)
+        return Limits(self.max_bytes, min_free_bytes)

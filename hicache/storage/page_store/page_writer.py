@@ -1,0 +1,292 @@
+"""A batch of pages on its way into the store."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, NamedTuple
+
+import lmdb
+import xxhash
+
+from hicache.storage.page_store.blocks import BlockKind, count_blocks, cut
+from hicache.storage.page_store.group import (
+    KEY_BYTES,
+    MAX_PAGES,
+    NO_CHECKSUM,
+    WHOLE_LIMIT_BYTES,
+    Group,
+)
+from hicache.storage.page_store.limits import changes_per_commit
+from hicache.storage.page_store.publisher import Draft
+from hicache.storage.page_store.segments import FULL_ERRNOS
+from hicache.types import PageOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hicache.storage.page_memory import BatchMemory
+    from hicache.storage.page_store.allocator import Claim
+    from hicache.storage.page_store.open_store import OpenStore
+    from hicache.storage.page_store.transfer import PageTransfer
+
+__all__ = ["Batch", "BatchWriter", "outcome_of", "skip_behind_failures"]
+
+
+def outcome_of(error: Exception) -> PageOutcome:
+    """Return what an error of the disk or the index means for a page."""
+    if isinstance(error, OSError):
+        full = error.errno in FULL_ERRNOS
+    else:
+        # LMDB calls it a disk error when the disk is full.
+        full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError))
+    return PageOutcome.NO_SPACE if full else PageOutcome.FAILED
+
+
+class Batch(NamedTuple):
+    """What to write.
+
+    Attributes:
+        namespace_id: in the store's index.
+        namespace_digest: 32 bytes that name the namespace.
+        prefix: what the names of its pages begin with.
+        page_bytes: length of each page.
+        keys: of the pages.
+        parent_keys: what each was chained from.
+        memory: where the bytes are.
+        expired: tells when no page may be begun any more.
+        fsync: whether pages are on the disk before they are `OK`.
+    """
+
+    namespace_id: int
+    namespace_digest: bytes
+    prefix: bytes
+    page_bytes: int
+    keys: Sequence[bytes]
+    parent_keys: Sequence[bytes]
+    memory: BatchMemory
+    expired: Callable[[], bool]
+    fsync: bool
+
+
+class BatchWriter:
+    """Writes those pages of one batch that are not stored, as groups, and publishes them together.
+
+    Attributes:
+        outcomes: one a page; those that are stored already are there from the start.
+        error: the newest one behind an outcome.
+    """
+
+    def __init__(
+        self, store: OpenStore, transfer: PageTransfer, batch: Batch, present: Iterable[int]
+    ) -> None:
+        """Begin; `present` are the places of the pages that are stored already."""
+        self._store = store
+        self._transfer = transfer
+        self._batch = batch
+        self.outcomes = [PageOutcome.SKIPPED] * len(batch.keys)
+        for index in present:
+            self.outcomes[index] = PageOutcome.PRESENT
+        self.error: Exception | None = None
+        # Places of pages whose key comes before in the batch, and the places where.
+        self._repeats: list[tuple[int, int]] = []
+        # Written groups, with the place of each one's first page in the batch.
+        self._written: list[tuple[int, Draft]] = []
+        self._not_good: set[bytes] = set()
+
+    def run(self) -> list[PageOutcome]:
+        """Write and publish, and return an outcome per page; does not raise for disk and index."""
+        for index, num_pages in self._chains():
+            self._write_chain(index, num_pages)
+        self._publish()
+        for index, first in self._repeats:
+            outcome = self.outcomes[first]
+            self.outcomes[index] = PageOutcome.PRESENT if outcome.good else outcome
+        skip_behind_failures(self._batch.keys, self._batch.parent_keys, self.outcomes)
+        return self.outcomes
+
+    def _chains(self) -> list[tuple[int, int]]:
+        """Return place and length of the runs that are to be written, each page below the last."""
+        batch = self._batch
+        first_of: dict[bytes, int] = {}
+        chains: list[tuple[int, int]] = []
+        for index, key in enumerate(batch.keys):
+            if self.outcomes[index] is PageOutcome.PRESENT:
+                continue
+            if key in first_of:
+                self._repeats.append((index, first_of[key]))
+                continue
+            first_of[key] = index
+            start, num_pages = chains[-1] if chains else (0, 0)
+            if start + num_pages == index > 0 and batch.parent_keys[index] == batch.keys[index - 1]:
+                chains[-1] = (start, num_pages + 1)
+            else:
+                chains.append((index, 1))
+        return chains
+
+    def _write_chain(self, index: int, num_pages: int) -> None:
+        end = index + num_pages
+        while index < end:
+            if self._batch.expired():
+                self._fail(index, end, PageOutcome.TIMEOUT)
+                return
+            if self._batch.parent_keys[index] in self._not_good:
+                self._fail(index, end, PageOutcome.SKIPPED)
+                return
+            claim = self._claim(end - index)
+            if claim is None:
+                assert self.error is not None
+                self._fail(index, end, outcome_of(self.error))
+                return
+            num_written, failure = self._write_group(index, claim)
+            index += num_written
+            if num_written < claim.num_pages:
+                self._fail(index, end, failure)
+                return
+
+    def _fail(self, index: int, end: int, outcome: PageOutcome) -> None:
+        """Note why the page at `index` is not stored; those behind it are not tried."""
+        self._not_good.update(self._batch.keys[index:end])
+        self.outcomes[index] = outcome
+        timed_out = outcome is PageOutcome.TIMEOUT
+        behind = PageOutcome.TIMEOUT if timed_out else PageOutcome.SKIPPED
+        self.outcomes[index + 1 : end] = [behind] * (end - index - 1)
+
+    def _claim(self, num_pages: int) -> Claim | None:
+        """Return blocks for some pages, at least one, or `None` with the reason in `error`."""
+        allocator, page_bytes = self._store.allocator, self._batch.page_bytes
+        most = min(num_pages, MAX_PAGES, changes_per_commit(allocator.limits))
+        more = True
+        while more:
+            claim = allocator.claim(most, page_bytes, at_least=most)
+            if claim is not None:
+                return claim
+            try:
+                more = allocator.refill(num_pages, page_bytes, self._protected())
+            except (OSError, lmdb.Error) as error:
+                self.error = error
+                return allocator.claim(most, page_bytes)
+        self.error = OSError(errno.ENOSPC, "the limits of the page store leave no room")
+        return allocator.claim(most, page_bytes)
+
+    def _protected(self) -> set[bytes]:
+        """Return the names of pages that must not make room for this batch."""
+        batch = self._batch
+        return {batch.prefix + key for key in (*batch.keys, *batch.parent_keys)}
+
+    def _write_group(self, index: int, claim: Claim) -> tuple[int, PageOutcome]:
+        """Write pages and their header; return how many, and what is the matter with the next."""
+        batch = self._batch
+        group = Group(
+            claim.group_id,
+            claim.header.segment,
+            claim.header.block,
+            batch.namespace_digest,
+            batch.page_bytes,
+            batch.parent_keys[index],
+            NO_CHECKSUM,
+            b"".join(batch.keys[index : index + claim.num_pages]),
+            b"",
+            tuple(claim.extents),
+        )
+        checksums, whole_checksum, failure = self._write_payloads(index, group)
+        num_pages = len(checksums)
+        used = group.layout.extents_of(0, num_pages)
+        group = group._replace(
+            keys=group.keys[: num_pages * KEY_BYTES],
+            checksums=b"".join(checksums),
+            whole_checksum=whole_checksum,
+            extents=tuple(used),
+        )
+        if num_pages:
+            try:
+                self._store.segments.write_header(claim.header, group.encode())
+            except OSError as error:
+                self.error = error
+                num_pages, used, failure = 0, [], outcome_of(error)
+        num_blocks = count_blocks(used)
+        unused = cut(claim.extents, num_blocks, count_blocks(claim.extents) - num_blocks)
+        self._store.allocator.unclaim(BlockKind.PAYLOAD, unused)
+        if num_pages:
+            self._written.append((index, Draft(group, batch.namespace_id)))
+        else:
+            self._store.allocator.unclaim(BlockKind.HEADER, [claim.header])
+        return num_pages, failure
+
+    def _write_payloads(self, index: int, group: Group) -> tuple[list[bytes], bytes, PageOutcome]:
+        """Write pages until one cannot be; return their checksums, that of all, and the reason."""
+        batch, num_pages = self._batch, group.num_pages
+        layout = group.layout
+        step = max(1, self._transfer.chunk_bytes // layout.stride_bytes)
+        checksums: list[bytes] = []
+        whole = xxhash.xxh3_128()
+        failure = PageOutcome.OK
+        for done in range(0, num_pages, step):
+            if done and batch.expired():
+                failure = PageOutcome.TIMEOUT
+                break
+            part = batch.memory.views(index + done, min(step, num_pages - done))
+            added = part.checksums()
+            try:
+                self._transfer.write(layout, done, part)
+            except OSError as error:
+                self.error = error
+                failure = outcome_of(error)
+                break
+            checksums += added
+            if batch.page_bytes < WHOLE_LIMIT_BYTES:
+                for piece in part.all_pieces():
+                    whole.update(piece)
+        small = batch.page_bytes < WHOLE_LIMIT_BYTES
+        return checksums, whole.digest() if small else NO_CHECKSUM, failure
+
+    def _publish(self) -> None:
+        if not self._written:
+            return
+        drafts = [draft for _, draft in self._written]
+        num_published = 0
+        try:
+            if self._batch.fsync:
+                self._store.segments.sync(_files_of(drafts))
+        except OSError as error:
+            self.error = error
+        else:
+            publication = self._store.publisher.publish(drafts, durable=self._batch.fsync)
+            self.error = publication.error or publication.sync_error or self.error
+            num_published = len(publication.stored)
+            for (index, draft), stored in zip(self._written, publication.stored, strict=False):
+                self._note_published(index, draft, stored, publication.sync_error)
+        for index, draft in self._written[num_published:]:
+            assert self.error is not None
+            self._fail(index, index + draft.group.num_pages, outcome_of(self.error))
+            self._store.allocator.unclaim(BlockKind.PAYLOAD, draft.group.extents)
+            self._store.allocator.unclaim(BlockKind.HEADER, [draft.group.header_extent])
+
+    def _note_published(
+        self, index: int, draft: Draft, stored: int, sync_error: Exception | None
+    ) -> None:
+        for position in range(draft.group.num_pages):
+            outcome = PageOutcome.OK if stored >> position & 1 else PageOutcome.PRESENT
+            if sync_error is not None:
+                outcome = outcome_of(sync_error)
+            self.outcomes[index + position] = outcome
+
+
+def skip_behind_failures(
+    keys: Sequence[bytes], parent_keys: Sequence[bytes], outcomes: list[PageOutcome]
+) -> None:
+    """Mark pages as skipped whose parent came before them and is not good."""
+    not_good: set[bytes] = set()
+    for index, outcome in enumerate(outcomes):
+        if parent_keys[index] in not_good and outcome is not PageOutcome.TIMEOUT:
+            outcomes[index] = PageOutcome.SKIPPED
+        if not outcomes[index].good:
+            not_good.add(keys[index])
+
+
+def _files_of(drafts: Iterable[Draft]) -> set[tuple[BlockKind, int]]:
+    """Return the segments that groups and their headers lie in."""
+    files: set[tuple[BlockKind, int]] = set()
+    for group, _ in drafts:
+        files.add((BlockKind.HEADER, group.segment))
+        files.update((BlockKind.PAYLOAD, extent.segment) for extent in group.extents)
+    return files

@@ -1,0 +1,166 @@
+"""The files that payloads and headers lie in."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind
+from hicache.storage.page_store.fallocate import punch_range, reserve_range
+from hicache.storage.vectored_io import write_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hicache.storage.page_store.blocks import Extent
+
+__all__ = ["FULL_ERRNOS", "Segments"]
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the kernel says when a file system, a quota or a file may take no more."""
+
+
+class Segments:
+    """The segment files of one store, opened when they are first needed. Thread-safe.
+
+    A file is `<number>.pages` or `<number>.headers`. It is as long as what was ever reserved in it,
+    with holes where space was given back. Descriptors stay open until `close`, so that no call can
+    meet one that means another file by now.
+    """
+
+    def __init__(self, directory: str) -> None:
+        """Use an existing directory."""
+        self._directory = directory
+        # Guards the opening of files; look-ups in the dictionary need no lock.
+        self._lock = threading.Lock()
+        self._fds: dict[tuple[BlockKind, int, bool], int] = {}
+        # Of files that were deleted under us; another thread may still use them.
+        self._retired_fds: list[int] = []
+        self._refusals = 0
+        self._can_punch = True
+
+    @property
+    def num_direct_refusals(self) -> int:
+        """Segments that the file system would not open for direct I/O."""
+        return self._refusals
+
+    @property
+    def can_punch(self) -> bool:
+        """Whether the file system is not known to be unable to take space back."""
+        return self._can_punch
+
+    def fd(self, kind: BlockKind, segment: int, *, create: bool = False) -> int:
+        """Return the file's descriptor, for buffered I/O.
+
+        Raises:
+            OSError: the file is not there (and `create` is not set) or cannot be opened.
+        """
+        known = self._fds.get((kind, segment, False))
+        return self._open(kind, segment, create=create) if known is None else known
+
+    def direct_fd(self, segment: int) -> int | None:
+        """Return a descriptor of a payload file for direct I/O, or `None` if it is refused.
+
+        Raises:
+            OSError: the file cannot be opened at all.
+        """
+        name = (BlockKind.PAYLOAD, segment, True)
+        with self._lock:
+            if name not in self._fds:
+                try:
+                    fd = os.open(self.path(BlockKind.PAYLOAD, segment), os.O_RDWR | os.O_DIRECT)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._refusals += 1
+                    fd = -1
+                self._fds[name] = fd
+            fd = self._fds[name]
+        return None if fd < 0 else fd
+
+    def size(self, segment: int) -> int:
+        """Return the length of a payload file in bytes; 0 if it is not there."""
+        try:
+            status = os.fstat(self.fd(BlockKind.PAYLOAD, segment))
+            if not status.st_nlink:
+                self._retire(segment)
+                status = os.fstat(self.fd(BlockKind.PAYLOAD, segment))
+        except OSError:
+            return 0
+        return status.st_size
+
+    def reserve(self, kind: BlockKind, extent: Extent) -> None:
+        """Give an extent its space on the disk, where the file system can do that.
+
+        Raises:
+            OSError: from the kernel, such as `ENOSPC`.
+        """
+        fd = self.fd(kind, extent.segment, create=True)
+        reserve_range(fd, extent.block * BLOCK_BYTES, extent.num_blocks * BLOCK_BYTES)
+
+    def punch(self, kind: BlockKind, extent: Extent) -> bool:
+        """Give the space of an extent back; return `False` where the file system cannot."""
+        try:
+            fd = self.fd(kind, extent.segment)
+            offset, num_bytes = extent.block * BLOCK_BYTES, extent.num_blocks * BLOCK_BYTES
+            self._can_punch = punch_range(fd, offset, num_bytes)
+        except OSError:
+            return False
+        return self._can_punch
+
+    def write_header(self, extent: Extent, header: bytes) -> None:
+        """Write a group's header.
+
+        Raises:
+            OSError: from the kernel.
+        """
+        fd = self.fd(BlockKind.HEADER, extent.segment, create=True)
+        write_at(fd, [memoryview(header)], extent.block * BLOCK_BYTES, len(header))
+
+    def wipe_header(self, extent: Extent) -> None:
+        """Make a header unreadable, so that no index rebuilt later has its pages.
+
+        Best effort: pages that come back by a header that stays are right, and verified as all are.
+        """
+        with contextlib.suppress(OSError):
+            fd = self.fd(BlockKind.HEADER, extent.segment)
+            os.pwrite(fd, bytes(8), extent.block * BLOCK_BYTES)
+
+    def sync(self, files: Iterable[tuple[BlockKind, int]]) -> None:
+        """Wait until what was written to these files is on the disk.
+
+        Raises:
+            OSError: from the kernel; what was written may be lost.
+        """
+        for kind, segment in files:
+            os.fdatasync(self.fd(kind, segment))
+
+    def close(self) -> None:
+        """Close all files; to be called when no other call is under way."""
+        fds = [*self._fds.values(), *self._retired_fds]
+        self._fds, self._retired_fds = {}, []
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def path(self, kind: BlockKind, segment: int) -> str:
+        """Return the path of a file."""
+        return f"{self._directory}/{segment}.{kind.value}"
+
+    def _retire(self, segment: int) -> None:
+        """Forget the descriptors of a payload file that has been deleted."""
+        with self._lock:
+            for direct in (False, True):
+                fd = self._fds.pop((BlockKind.PAYLOAD, segment, direct), -1)
+                self._retired_fds.append(fd)
+
+    def _open(self, kind: BlockKind, segment: int, *, create: bool) -> int:
+        with self._lock:
+            name = (kind, segment, False)
+            if name not in self._fds:
+                flags = os.O_RDWR | (os.O_CREAT if create else 0)
+                self._fds[name] = os.open(self.path(kind, segment), flags, 0o666)
+            return self._fds[name]

@@ -1,0 +1,198 @@
+"""Bytes between the places of pages on the disk and host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from typing import TYPE_CHECKING, NamedTuple
+
+from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind, blocks_for, cut
+from hicache.storage.vectored_io import read_at, split_buffers, write_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hicache.storage.page_memory import PageViews
+    from hicache.storage.page_store.blocks import Extent
+    from hicache.storage.page_store.layout import PageLayout
+    from hicache.storage.page_store.segments import Segments
+
+__all__ = ["PageTransfer"]
+
+_CHUNK_BYTES = 512 << 10
+_DIRECT_CHUNK_BYTES = 8 << 20
+"""For direct I/O, where the disk wants large requests."""
+
+_MAX_SPARE_BUFFERS = 4
+
+
+class PageTransfer:
+    """Reads and writes pages, through the page cache or past it. Thread-safe.
+
+    Direct I/O goes straight to and from page memory where that is aligned to blocks, else through
+    a buffer for each call, of which a few are kept. Where the file system refuses direct I/O, it is
+    buffered.
+    """
+
+    def __init__(self, segments: Segments, *, direct: bool) -> None:
+        self._segments = segments
+        self._direct = direct
+        # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
+        # so threads may write there at once.
+        self._zeros = memoryview(bytes(BLOCK_BYTES))
+        self._scrap = memoryview(bytearray(BLOCK_BYTES))
+        # The ends of a list are thread-safe.
+        self._spare_buffers: list[mmap.mmap] = []
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much to move with one call: the checksum then finds the bytes in a cache."""
+        return _DIRECT_CHUNK_BYTES if self._direct else _CHUNK_BYTES
+
+    def read(self, layout: PageLayout, first: int, target: PageViews) -> int:
+        """Read pages from the `first` on into memory.
+
+        Returns:
+            How many were read as a whole: fewer where a segment ends too early or is not there.
+
+        Raises:
+            OSError: from the kernel.
+        """
+        gap_bytes = layout.gap_bytes
+        buffers = _stream(target, gap_bytes, self._scrap)
+        # What lies behind the last page is not moved.
+        num_bytes = target.num_pages * layout.stride_bytes - gap_bytes
+        num_read = self._read(layout.extents, first * layout.page_blocks, buffers, num_bytes)
+        return (num_read + gap_bytes) // layout.stride_bytes
+
+    def plain_place(
+        self, layout: PageLayout, pieces: Sequence[memoryview]
+    ) -> tuple[int, int] | None:
+        """Return a descriptor and the offset from which all pages can be read as they are.
+
+        `None` where they lie in several extents, or have something between them, or cannot be read
+        straight into the pieces of memory; then `read` does it.
+
+        Raises:
+            OSError: the segment cannot be opened.
+        """
+        if len(layout.extents) > 1 or layout.gap_bytes or self._needs_staging(pieces):
+            return None
+        segment, block, _ = layout.extents[0]
+        try:
+            return self._fd(segment), block * BLOCK_BYTES
+        except FileNotFoundError:
+            return None
+
+    def write(self, layout: PageLayout, first: int, source: PageViews) -> None:
+        """Write pages from memory to the places of the `first` and those behind it.
+
+        Raises:
+            OSError: from the kernel; any part may have been written.
+        """
+        buffers = _stream(source, layout.gap_bytes, self._zeros)
+        num_bytes = source.num_pages * layout.stride_bytes - layout.gap_bytes
+        first_block = first * layout.page_blocks
+        if not self._needs_staging(buffers):
+            self._move_out(_places(layout.extents, first_block, buffers, num_bytes))
+            return
+        with self._staging(num_bytes) as staging:
+            start = 0
+            for buffer in buffers:
+                staging[start : start + len(buffer)] = buffer
+                start += len(buffer)
+            self._move_out(_places(layout.extents, first_block, [staging], len(staging)))
+
+    def _read(
+        self,
+        extents: Sequence[Extent],
+        first_block: int,
+        buffers: list[memoryview],
+        num_bytes: int,
+    ) -> int:
+        if not self._needs_staging(buffers):
+            return self._move_in(_places(extents, first_block, buffers, num_bytes))
+        with self._staging(num_bytes) as staging:
+            num_read = self._move_in(_places(extents, first_block, [staging], len(staging)))
+            start = 0
+            for buffer in buffers:
+                buffer[:] = staging[start : start + len(buffer)]
+                start += len(buffer)
+        return min(num_read, num_bytes)
+
+    def _needs_staging(self, buffers: Sequence[memoryview]) -> bool:
+        """Whether direct I/O does not take the memory as it is."""
+        return self._direct and not all(map(_is_aligned, buffers))
+
+    def _move_in(self, places: list[_Place]) -> int:
+        total = 0
+        for segment, offset, num_bytes, buffers in places:
+            try:
+                num_read = read_at(self._fd(segment), buffers, offset, num_bytes)
+            except FileNotFoundError:
+                break
+            total += num_read
+            if num_read < num_bytes:
+                break
+        return total
+
+    def _move_out(self, places: list[_Place]) -> None:
+        for segment, offset, num_bytes, buffers in places:
+            write_at(self._fd(segment, create=True), buffers, offset, num_bytes)
+
+    def _fd(self, segment: int, *, create: bool = False) -> int:
+        buffered = self._segments.fd(BlockKind.PAYLOAD, segment, create=create)
+        direct = self._segments.direct_fd(segment) if self._direct else None
+        return buffered if direct is None else direct
+
+    @contextlib.contextmanager
+    def _staging(self, num_bytes: int) -> Iterator[memoryview]:
+        """Lend an aligned buffer of whole blocks."""
+        num_bytes = blocks_for(num_bytes) * BLOCK_BYTES
+        try:
+            buffer = self._spare_buffers.pop()
+        except IndexError:
+            buffer = mmap.mmap(-1, max(num_bytes, _DIRECT_CHUNK_BYTES))
+        if len(buffer) < num_bytes:
+            buffer = mmap.mmap(-1, num_bytes)
+        with memoryview(buffer) as whole, whole[:num_bytes] as view:
+            yield view
+        if len(self._spare_buffers) < _MAX_SPARE_BUFFERS:
+            self._spare_buffers.append(buffer)
+
+
+def _stream(memory: PageViews, gap_bytes: int, between: memoryview) -> list[memoryview]:
+    """Return the memory of pages in order, with what lies between them on the disk."""
+    if not gap_bytes:
+        return memory.all_pieces()
+    gap = between[:gap_bytes]
+    return [view for pieces in memory.each() for view in (*pieces, gap)][:-1]
+
+
+def _is_aligned(buffer: memoryview) -> bool:
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return (address | len(buffer)) % BLOCK_BYTES == 0
+
+
+class _Place(NamedTuple):
+    segment: int
+    offset: int
+    num_bytes: int
+    buffers: list[memoryview]
+
+
+def _places(
+    extents: Sequence[Extent], first_block: int, buffers: list[memoryview], num_bytes: int
+) -> list[_Place]:
+    """Return where on the disk the parts of `buffers` belong, which hold `num_bytes`."""
+    if len(extents) == 1:
+        segment, block, _ = extents[0]
+        return [_Place(segment, (block + first_block) * BLOCK_BYTES, num_bytes, buffers)]
+    places: list[_Place] = []
+    for segment, block, num_blocks in cut(extents, first_block, blocks_for(num_bytes)):
+        part_bytes = min(num_bytes, num_blocks * BLOCK_BYTES)
+        part, buffers = split_buffers(buffers, part_bytes)
+        places.append(_Place(segment, block * BLOCK_BYTES, part_bytes, part))
+        num_bytes -= part_bytes
+    return places

@@ -1,0 +1,1 @@
+"""What people run to look at a store or a machine."""

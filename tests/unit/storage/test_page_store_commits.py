@@ -1,0 +1,179 @@
+"""A page store whose index cannot be written, or is damaged, says so and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import lmdb
+import pytest
+from page_store_tools import (
+    CORRUPT,
+    FAILED,
+    NO_SPACE,
+    OK,
+    PRESENT,
+    SKIPPED,
+    chain,
+    num_stored,
+    open_store,
+    read,
+    verify_index,
+    write,
+)
+
+from hicache.storage.page_store.index import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hicache.storage.page_store import PageStore
+    from hicache.types import PageOutcome
+
+KEYS = chain(1, 4)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[PageStore]:
+    storage = open_store(tmp_path)
+    yield storage
+    storage.close()
+
+
+@contextlib.contextmanager
+def failing_commits(error: Exception, num_good: int = 0) -> Iterator[None]:
+    """Let write transactions fail where they would be committed."""
+    transaction = Index.transaction
+    left = [num_good]
+
+    @contextlib.contextmanager
+    def fails(self: Index) -> Iterator[Any]:
+        with transaction(self) as one:
+            yield one
+            left[0] -= 1
+            if left[0] < 0:
+                raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Index, "transaction", fails)
+        yield
+
+
+@pytest.mark.parametrize("num_good", range(4))
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (lmdb.MapFullError("index full"), NO_SPACE),
+        (lmdb.DiskError("disk full"), NO_SPACE),
+        (lmdb.Error("something else"), FAILED),
+        (OSError(errno.EIO, "input/output error"), FAILED),
+    ],
+)
+def test_a_commit_that_fails_stores_nothing_and_loses_nothing(
+    storage: PageStore, tmp_path: Path, error: Exception, outcome: PageOutcome, num_good: int
+) -> None:
+    write(storage, chain(5, 3))
+    with failing_commits(error, num_good):
+        outcomes = write(storage, KEYS)
+    if outcomes[0] is not OK:
+        assert outcomes == [outcome, SKIPPED, SKIPPED, SKIPPED]
+        assert type(error).__name__ in str(storage.stats().last_error)
+        assert num_stored(storage, KEYS) == 0
+    verify_index(tmp_path)
+    assert write(storage, KEYS)[0] in (OK, PRESENT)
+    assert read(storage, KEYS) == [OK] * 4
+    verify_index(tmp_path)
+
+
+def test_a_commit_that_fails_does_so_for_every_thread_that_waited_for_it(
+    storage: PageStore, tmp_path: Path
+) -> None:
+    write(storage, chain(5, 1))
+    chains = [chain(name, 3) for name in range(100, 104)]
+    outcomes: list[list[PageOutcome]] = []
+    with failing_commits(lmdb.Error("no")):
+        threads = [
+            threading.Thread(target=lambda keys=keys: outcomes.append(write(storage, keys)))
+            for keys in chains
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+    assert outcomes == [[FAILED, SKIPPED, SKIPPED]] * 4
+    for keys in chains:
+        assert write(storage, keys) == [OK] * 3
+    verify_index(tmp_path)
+
+
+def test_an_index_that_lmdb_has_given_up_is_opened_again(
+    storage: PageStore, tmp_path: Path
+) -> None:
+    beside = open_store(tmp_path, model="other")
+    write(storage, KEYS)
+    with failing_commits(lmdb.PanicError("update of meta page failed")):
+        assert write(storage, chain(2, 1)) == [FAILED]
+    # Not before the other instance has let it go, too.
+    assert write(storage, chain(2, 1))[0] in (OK, FAILED)
+    assert beside.batch_exists(KEYS) == 0
+    assert write(storage, chain(2, 1))[0].good
+    assert read(storage, KEYS) == [OK] * 4
+    assert write(beside, KEYS) == [OK] * 4
+    verify_index(tmp_path)
+    beside.close()
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_with_fsync_pages_are_on_the_disk_before_they_are_in_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    storage = open_store(tmp_path, fsync=fsync)
+    write(storage, KEYS[:1])
+    calls: list[str] = []
+    transaction, sync, fdatasync = Index.transaction, Index.sync, os.fdatasync
+
+    def note_file(fd: int) -> None:
+        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).split(".")[1])
+        fdatasync(fd)
+
+    def note_transaction(self: Index) -> Any:
+        calls.append("commit")
+        return transaction(self)
+
+    def note_sync(self: Index) -> None:
+        calls.append("sync")
+        sync(self)
+
+    monkeypatch.setattr(os, "fdatasync", note_file)
+    monkeypatch.setattr(Index, "transaction", note_transaction)
+    monkeypatch.setattr(Index, "sync", note_sync)
+    assert write(storage, KEYS[1:], parent=KEYS[0]) == [OK] * 3
+    if fsync:
+        assert sorted(calls[:2]) == ["headers", "pages"]
+        assert calls[2:] == ["commit", "sync"]
+    else:
+        assert calls == ["commit"]
+    storage.close()
+
+
+def test_a_record_of_the_index_that_has_changed_is_damage_like_any_other(
+    storage: PageStore, tmp_path: Path
+) -> None:
+    write(storage, KEYS)
+    others = chain(2, 4)
+    write(storage, others)
+    with storage._access.use() as one, one.store.index.write() as write_txn:
+        database = write_txn.dbs.groups
+        with write_txn.txn.cursor(database) as cursor:
+            assert cursor.first()
+            key, header = bytes(cursor.key()), bytearray(cursor.value())
+        header[-20] ^= 1
+        write_txn.txn.put(key, bytes(header), db=database)
+    assert read(storage, KEYS) == [CORRUPT, SKIPPED, SKIPPED, SKIPPED]
+    assert read(storage, others) == [OK] * 4
+    assert write(storage, KEYS) == [OK] * 4
+    assert read(storage, KEYS) == [OK] * 4
