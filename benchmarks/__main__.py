@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import CheckFailed, describe_noise, run_steps
-from benchmarks.peers.sglang_process import find_sglang, peers_home
+from benchmarks.peers.process import peers_home
+from benchmarks.peers.sglang_process import find_sglang
+from benchmarks.peers.store_process import find_lmcache
 from benchmarks.table import Run, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from benchmarks.harness import Step
 
 __all__ = ["known_benchmarks", "main", "report"]
 
-_PEERS = {"sglang": find_sglang}
+_PEERS: Mapping[str, Callable[[Path], Sequence[object]]] = {
+    "lmcache": find_lmcache,
+    "sglang": find_sglang,
+}
 
 _EPILOG = """\
 benchmarks:
@@ -42,6 +47,7 @@ missed is reported and does not change it.
 examples:
   python -m benchmarks tree --quick
   python -m benchmarks hash --peers sglang --json build/bench/hash.json
+  python -m benchmarks store --peers sglang,lmcache
   python -m benchmarks report build/bench --html build/bench/report.html
 """
 
@@ -134,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="fewer samples and smaller sizes")
     parser.add_argument(
         "--peers", metavar="NAMES", type=_peer_names, default=frozenset(),
-        help="also run beside these, separated by commas: sglang",
+        help=f"also run beside these, separated by commas: {', '.join(_PEERS)}",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results to FILE")
     return parser

@@ -95,7 +95,10 @@ def steps(
         sizes = Sizes.full()
         if quick:
             sizes = dataclasses.replace(sizes, samples=100, load_seconds=4.0)
-    parts = [Step("idle", partial(_idle, sizes, open_cache))]
+    parts = [
+        Step("idle", partial(_idle, sizes, open_cache)),
+        Step("life cycle", partial(_life_cycle, sizes, open_cache)),
+    ]
     for num_pages in sizes.call_pages:
         parts += [
             Step(f"write {num_pages} pages", partial(_write, sizes, num_pages, open_cache)),
@@ -114,6 +117,41 @@ def _idle(sizes: Sizes, open_cache: OpenCache) -> list[Result]:
     with open_cache(sizes.calls, _EMPTY_STORE) as served:
         times = time_calls(served.cache.check_hicache_events, samples=20 * sizes.samples)
     return [summarise("check_hicache_events", times, params={"state": "idle"}, bars=(Bar(10),))]
+
+
+def _life_cycle(sizes: Sizes, open_cache: OpenCache) -> list[Result]:
+    """Time what empties, changes and ends an idle cache, with a full tree and a store."""
+    times: dict[str, list[float]] = {"reset": [], "detach": [], "attach": [], "close": []}
+    rng, num_pages = np.random.default_rng(0), sizes.calls.device_pages // 2
+
+    def fill(served: Served) -> None:
+        pages = served.allocator.alloc(num_pages)
+        assert pages is not None
+        key = new_key(rng, num_pages * sizes.calls.geometry.page_size)
+        served.cache.insert(key, pages, request_id="one", chunked=False)
+        drain(served.cache)
+
+    def time_one(name: str, call: Callable[[], object]) -> None:
+        begin = time.perf_counter_ns()
+        call()
+        times[name].append((time.perf_counter_ns() - begin) / 1e3)
+
+    for _ in range(max(3, sizes.samples // 25)):
+        with open_cache(sizes.calls, _EMPTY_STORE) as served:
+            cache, store = served.cache, served.cache.controller.storage
+            assert store is not None
+            fill(served)
+            time_one("reset", cache.reset)
+            check(served.allocator.num_available == sizes.calls.device_pages, "reset left pages")
+            fill(served)
+            time_one("detach", cache.detach_storage_backend)
+            time_one("attach", partial(cache.attach_storage_backend, store))
+            time_one("close", cache.close)
+    bars = (Bar(50_000), Bar(50_000, "p99"))
+    return [
+        summarise(name, some, params={"state": "idle", "pages": num_pages}, bars=bars)
+        for name, some in times.items()
+    ]
 
 
 def _write(sizes: Sizes, num_pages: int, open_cache: OpenCache) -> list[Result]:

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     Draw = Callable[[Sequence[Result]], str]
 
-__all__ = ["PLOTS", "plot_calls", "plot_copies", "plot_evictions", "plot_ttft"]
+__all__ = [
+    "PLOTS",
+    "plot_calls",
+    "plot_copies",
+    "plot_evictions",
+    "plot_transfers",
+    "plot_ttft",
+]
 
 _INK: Final = "#010203"
 """Stands for the page's text colour, which matplotlib cannot name."""
@@ -118,6 +125,50 @@ def plot_copies(results: Sequence[Result]) -> str:
     )
 
 
+def plot_transfers(results: Sequence[Result]) -> str:
+    """Return a bar for each system and page size, by direction and number of threads."""
+    titles = {"read_warm": "reads", "write_warm": "writes"}
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for one in results:
+        if one.name not in titles or not one.params["huge_pages"]:
+            continue
+        threads = int(one.params["threads"])
+        title = f"{titles[one.name]}, {threads} thread{'s' * (threads > 1)}"
+        panel = panels.setdefault(title, {"hicache": {}})
+        page_bytes = int(one.params["page_bytes"])
+        panel["hicache"][page_bytes] = one.median
+        if one.peer is not None and one.peer_median is not None:
+            # The two system calls are one side.
+            name = "preadv, pwritev" if one.peer in ("preadv", "pwritev") else one.peer
+            panel.setdefault(name, {})[page_bytes] = one.peer_median
+    if not panels:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(-(-len(panels) // 2), 2, sharex=True, squeeze=False)
+        for axes, (title, panel) in zip(grid.flat, panels.items(), strict=False):
+            sizes = sorted(panel["hicache"])
+            width = 0.8 / len(panel)
+            for index, (name, speeds) in enumerate(panel.items()):
+                xs = [sizes.index(size) + (index + 0.5) * width - 0.4 for size in speeds]
+                color = _side_color(name, list(panel))
+                axes.bar(xs, list(speeds.values()), width, color=color, label=name)
+            axes.set_xticks(range(len(sizes)), [f"{size / 1024:,g} KiB" for size in sizes])
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.set_ylabel("GB/s")
+            axes.grid(visible=False, axis="x")
+        handles, names = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper left", ncols=5, frameon=False)
+
+    return _render("Bandwidth of the store beside other systems", draw, height_inches=4.8)
+
+
+def _side_color(name: str, names: list[str]) -> str:
+    fixed = {"hicache": _OURS, "memcpy": _GREY, "preadv, pwritev": _PEERS[2]}
+    others = [one for one in names if one not in fixed]
+    return fixed.get(name) or (_PEERS[0], _PEERS[1], _PEERS[3])[others.index(name) % 3]
+
+
 def plot_ttft(results: Sequence[Result]) -> str:
     """Return a bar for each origin of the prompt."""
     rows = [result for result in results if result.name == "ttft"]
@@ -185,6 +236,12 @@ PLOTS: Final[Mapping[str, Sequence[tuple[str, Draw]]]] = {
             "Each row names the direction, layers x heads x elements of a head, and tokens in a "
             "page. memcpy copies as many equal pieces.",
             plot_copies,
+        ),
+    ),
+    "store": (
+        (
+            "Pages in random batches of 128, through the page cache, into memory with 2 MiB pages.",
+            plot_transfers,
         ),
     ),
     "controller": (

@@ -228,8 +228,13 @@ class Scheduler:
                 key, np.concatenate([pages, own]), request_id=request_id, chunked=False
             ),
         )
-        # What the tree had already, beyond what was matched, has come meanwhile.
-        self._allocator.free(own[: max(0, result.already_present_pages - len(pages))])
+        # What the tree had already, beyond what was matched, has come meanwhile; behind a load
+        # that is on its way it takes nothing.
+        present, end = (
+            max(0, num_pages - len(pages))
+            for num_pages in (result.already_present_pages, result.end_page)
+        )
+        self._allocator.free(np.concatenate([own[:present], own[end:]]))
 
     def _time(self, name: str, call: Callable[[], T], *, settle: bool = True) -> T:
         if self._quiet and settle:

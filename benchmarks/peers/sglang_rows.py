@@ -15,7 +15,8 @@ import numpy as np
 
 from benchmarks.forest import Forest, Outcome, run_cycle
 from benchmarks.harness import Bar, Result, Step, alternate, check, summarise, time_calls
-from benchmarks.peers.sglang_process import PeerFailed, SglangProcess, find_sglang, pack, peers_home
+from benchmarks.peers.process import PeerFailed, peers_home
+from benchmarks.peers.sglang_process import SglangProcess, find_sglang, pack
 from benchmarks.prompt import Prompt, cache_of, one_torch_thread
 from hicache.radix import RadixKey, RadixTree
 
@@ -55,8 +56,8 @@ def _beside(core: SglangCore, rows: Rows) -> list[Result]:
         with closing(SglangProcess(core)) as peer:
             return rows(peer)
     except PeerFailed as error:
-        reason = str(error).strip().rpartition("\n")[2]
-        print(f"skipped SGLang's {core.core}, which does not run here: {reason}", file=sys.stderr)
+        message = f"skipped SGLang's {core.core}, which does not run here: {error.reason}"
+        print(message, file=sys.stderr)
         return []
 
 

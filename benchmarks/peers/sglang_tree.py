@@ -1,12 +1,11 @@
 """Drives a prefix tree of SGLang for a benchmark that runs in another process.
 
-Run by the interpreter of SGLang's own environment, which knows nothing of hicache:
+Run by the interpreter of SGLang's own environment:
 
-    python sglang_tree.py CORE [SOURCE]
+    python -m benchmarks.peers.sglang_tree CORE [SOURCE]
 
 `CORE` is `radix`, `hiradix`, `unified-rust` or `hash`; `SOURCE` is a folder with another release to
-import instead of the one installed. Reads one JSON object a line, `{"do": METHOD, ...arguments}`,
-and answers each with one line; the first line it writes tells the version. A tree gets page ids and
+import instead of the one installed. Answers calls as `worker.serve` says. A tree gets page ids and
 gives page ids back; SGLang itself works with the token slots of those pages. Keys are kept under
 the last page of their path. All times are of single calls in us, and everything that is not the
 call (keys, slots, checks) is made before or after it.
@@ -16,64 +15,21 @@ from __future__ import annotations
 
 import base64
 import importlib
-import importlib.abc
-import importlib.machinery
 import json
-import os
 import sys
 import tempfile
 import time
-import traceback
-import types
 from array import array
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.peers.sglang_packages import prepare_sglang, sglang_version, srt
+from benchmarks.peers.worker import serve
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_ABSENT = ("sgl_kernel", "torchvision")
-"""What SGLang imports for GPUs and images; the tree uses nothing of it."""
-
-
-class _AnyName(type):
-    """Lets a stand-in class have every attribute, as a text."""
-
-    def __getattr__(cls, name: str) -> str:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return name
-
-
-class _StandIn(types.ModuleType):
-    """A module in which every name is a class without content."""
-
-    __version__ = "0.28.0"
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _AnyName(name, (), {})
-
-
-class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds a stand-in for every module of the packages that are absent."""
-
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in _ABSENT or name.endswith(".scalar_type"):
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
+    from benchmarks.peers.worker import Worker
 
 
 class _Slots:
@@ -106,14 +62,14 @@ class Tree:
     def __init__(self, core: str) -> None:
         self._torch = importlib.import_module("torch")
         self._torch.set_num_threads(1)
-        self._calls = _srt("mem_cache.base_prefix_cache")
-        self._create_key = _srt("mem_cache.radix_cache").RadixKey
+        self._calls = srt("mem_cache.base_prefix_cache")
+        self._create_key = srt("mem_cache.radix_cache").RadixKey
         self._core = core
         self._hiradix: Any = None
 
     def version(self) -> str:
         """Return SGLang's version."""
-        return _version()
+        return sglang_version()
 
     def reset(self, *, page_size: int) -> bool:
         """Begin with an empty tree; return whether a match gives slots without being asked."""
@@ -227,20 +183,20 @@ class Tree:
         return pages.tolist() if whole.all() else []
 
     def _create_radix(self) -> Any:
-        return _srt("mem_cache.radix_cache").RadixCache.create_simulated(
+        return srt("mem_cache.radix_cache").RadixCache.create_simulated(
             mock_allocator=self._slots, page_size=self._page_size
         )
 
     def _create_unified(self) -> Any:
-        components = _srt("mem_cache.unified_cache.component_type").ComponentType
-        params = _srt("mem_cache.cache_init_params").CacheInitParams(
+        components = srt("mem_cache.unified_cache.component_type").ComponentType
+        params = srt("mem_cache.cache_init_params").CacheInitParams(
             disable=False,
             req_to_token_pool=None,
             token_to_kv_pool_allocator=self._slots,
             page_size=self._page_size,
             tree_components=(components.FULL,),
         )
-        return _srt("mem_cache.unified_radix_cache").UnifiedRadixCache(params)
+        return srt("mem_cache.unified_radix_cache").UnifiedRadixCache(params)
 
     def _create_hiradix(self) -> Any:
         # Its process group can be made once per process.
@@ -253,9 +209,9 @@ class Tree:
 
 def _create_hiradix(page_size: int) -> Any:
     """Return a HiRadixCache over the smallest pools, which never writes to its host pool."""
-    torch, distributed = importlib.import_module("torch"), _srt("distributed")
+    torch, distributed = importlib.import_module("torch"), srt("distributed")
     # There is no CUDA to pin memory with.
-    _srt("mem_cache.pool_host.base").HostKVCache.pin_memory = property(
+    srt("mem_cache.pool_host.base").HostKVCache.pin_memory = property(
         lambda _: False, lambda _, value: None
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -264,27 +220,27 @@ def _create_hiradix(page_size: int) -> Any:
                  "num_key_value_heads": 1, "vocab_size": 1024, "max_position_embeddings": 2048,
                  "torch_dtype": "bfloat16"}  # fmt: skip
         Path(folder, "config.json").write_text(json.dumps(model), encoding="utf-8")
-        server_args = _srt("server_args").ServerArgs(
+        server_args = srt("server_args").ServerArgs(
             model_path=folder, device="cpu", page_size=page_size, attention_backend="torch_native",
             enable_hierarchical_cache=True, hicache_ratio=1.5, hicache_io_backend="direct",
             hicache_mem_layout="layer_first", hicache_write_policy="write_through_selective",
         )  # fmt: skip
-        _srt("runtime_context").publish(server_args, role="scheduler")
+        srt("runtime_context").publish(server_args, role="scheduler")
         distributed.init_distributed_environment(
             backend="gloo", world_size=1, rank=0, local_rank=0,
             distributed_init_method=f"file://{folder}/group",
         )  # fmt: skip
         distributed.initialize_model_parallel()
-    pool = _srt("mem_cache.memory_pool").MHATokenToKVPool(
+    pool = srt("mem_cache.memory_pool").MHATokenToKVPool(
         size=64 * page_size, page_size=page_size, dtype=torch.bfloat16, head_num=1, head_dim=8,
         layer_num=1, device="cpu", enable_memory_saver=False,
     )  # fmt: skip
     world = torch.distributed.group.WORLD
-    params = _srt("mem_cache.cache_init_params").CacheInitParams(
+    params = srt("mem_cache.cache_init_params").CacheInitParams(
         disable=False, token_to_kv_pool_allocator=_Slots(pool), page_size=page_size,
         req_to_token_pool=None, tp_cache_group=world, attn_tp_cache_group=world,
     )  # fmt: skip
-    cache = _srt("mem_cache.hiradix_cache").HiRadixCache(params, server_args)
+    cache = srt("mem_cache.hiradix_cache").HiRadixCache(params, server_args)
     cache.write_through_threshold = 1 << 30
     return cache
 
@@ -293,11 +249,11 @@ class Hash:
     """SGLang's page hashes, by its extension in C++, which is built on first use."""
 
     def __init__(self) -> None:
-        self._hash = _srt("mem_cache.utils").get_hash_str
+        self._hash = srt("mem_cache.utils").get_hash_str
 
     def version(self) -> str:
         """Return SGLang's version."""
-        return _version()
+        return sglang_version()
 
     def hash(self, *, tokens: str, page_size: int, samples: int) -> dict[str, Any]:
         """Time the chained hashes of all pages of `tokens`."""
@@ -305,15 +261,6 @@ class Hash:
         hashes = self._hash(ids, None, page_size=page_size)
         times = _time(lambda: self._hash(ids, None, page_size=page_size), samples)
         return {"times": times, "hashes": hashes}
-
-
-def _srt(name: str) -> Any:
-    """Import a module of SGLang's runtime; only now, when everything is prepared for it."""
-    return importlib.import_module(f"sglang.srt.{name}")
-
-
-def _version() -> str:
-    return str(importlib.import_module("sglang").__version__)
 
 
 def _time(call: Any, samples: int) -> list[float]:
@@ -331,39 +278,14 @@ def _unpack(tokens: str) -> Any:
     return np.frombuffer(base64.b64decode(tokens), dtype=np.int32)
 
 
-def _attempt(call: Callable[[], Any]) -> Any:
-    """Return what `call` returns, or the error that it raises, as an answer."""
-    try:
-        return call()
-    except Exception:  # noqa: BLE001 - the boundary of a process: the other one reports it
-        return {"error": traceback.format_exc()}
-
-
 def main(core: str, source: str | None = None) -> None:
     """Answer lines until there are no more."""
-    # What SGLang prints must not come between the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    os.environ |= {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_RUST_BUILD_MODE": "never",
-        "HF_HUB_OFFLINE": "1",
-        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "rust",
-    }
-    sys.meta_path.insert(0, _StandInFinder())
-    if source is not None:
-        sys.path.insert(0, source)
-    worker = _attempt(lambda: Hash() if core == "hash" else Tree(core))
-    answer = worker if isinstance(worker, dict) else worker.version()
-    while True:
-        print(json.dumps(answer), file=answers, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            break
-        request = json.loads(line)
-        answer = _attempt(partial(getattr(worker, request.pop("do")), **request))
-    # Threads of its libraries would keep the process.
-    os._exit(0)
+
+    def create() -> Worker:
+        prepare_sglang(source)
+        return Hash() if core == "hash" else Tree(core)
+
+    serve(create)
 
 
 if __name__ == "__main__":

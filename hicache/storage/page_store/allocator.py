@@ -193,6 +193,9 @@ class Allocator:
             num_changes = changes_per_commit(refill.limits) + len(self._touches)
             if check_room and not refill.has_room(num_changes):
                 return None
+            if self._has(need) and not anew:
+                # Another thread was here first.
+                return 1
             self._touches.write(write)
             refill.register()
             before = self._surrender(write) if anew else _Need(0, 0)
@@ -217,7 +220,9 @@ class Allocator:
         more_headers = bool(headers) and not before.headers
         more_payload = count_blocks(payload) > before.payload
         num_evicted = sum(one.num_evicted for one in leased.values())
-        return num_evicted + more_headers + more_payload
+        # Nothing is missing when another thread was here first: what there is, is to be claimed.
+        is_enough = missing.headers <= 0 and missing.payload <= 0
+        return num_evicted + more_headers + more_payload + is_enough
 
     def _reserve(self, kind: BlockKind, extents: list[Extent]) -> list[Extent]:
         """Give leased blocks their space, and return those that got it; the disk has no more.
@@ -255,6 +260,10 @@ class Allocator:
         space.give_back(BlockKind.HEADER, headers)
         space.give_back(BlockKind.PAYLOAD, payload)
         return _Need(count_blocks(headers), count_blocks(payload))
+
+    def _has(self, need: _Need) -> bool:
+        missing = self._missing(need)
+        return self._next_id < self._end_id and missing.headers <= 0 and missing.payload <= 0
 
     def _missing(self, need: _Need) -> _Need:
         with self._lock:

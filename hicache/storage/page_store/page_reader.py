@@ -47,15 +47,19 @@ def read_pages(
     step = max(1, transfer.chunk_bytes // layout.stride_bytes)
     done = 0
     try:
-        if not expired() and _read_as_one(transfer, span, memory):
-            return ReadPages(num_pages, PageOutcome.OK)
+        # That is a few milliseconds at most, so the deadline is looked at before it only.
+        if span.whole_checksum != NO_CHECKSUM:
+            if expired():
+                return ReadPages(0, PageOutcome.TIMEOUT)
+            if _read_as_one(transfer, span, memory):
+                return ReadPages(num_pages, PageOutcome.OK)
         views = memory.views(span.start, num_pages)
-        place = transfer.plain_place(layout, views.pieces)
-        for done in range(0, num_pages, step):
+        for done in range(_read_plainly(transfer, span, views, expired), num_pages, step):
             if expired():
                 return ReadPages(done, PageOutcome.TIMEOUT)
             part = views.part(done, step)
-            num_whole, found = _read_part(transfer, layout, place, done, part)
+            num_whole = transfer.read(layout, done, part)
+            found = b"".join(part.part(0, num_whole).checksums())
             expected = span.checksums[done * CHECKSUM_BYTES : (done + step) * CHECKSUM_BYTES]
             if found != expected:
                 num_sound = _num_equal(found, expected)
@@ -72,9 +76,10 @@ def _read_as_one(transfer: PageTransfer, span: Span, memory: BatchMemory) -> boo
 
     Returns:
         Whether they are what was written. If not, somebody has to find out which is not.
+
+    Raises:
+        OSError: from the kernel.
     """
-    if span.whole_checksum == NO_CHECKSUM:
-        return False
     whole = memory.whole(span.start, span.num_pages, span.layout.page_bytes)
     place = None if whole is None else transfer.plain_place(span.layout, [whole])
     if whole is None or place is None:
@@ -82,26 +87,37 @@ def _read_as_one(transfer: PageTransfer, span: Span, memory: BatchMemory) -> boo
     return _read_and_hash(*place, whole, transfer.chunk_bytes) == span.whole_checksum
 
 
-def _read_part(
-    transfer: PageTransfer,
-    layout: PageLayout,
-    place: tuple[int, int] | None,
-    first: int,
-    target: PageViews,
-) -> tuple[int, bytes]:
-    """Read some pages; return how many there were as a whole, and their checksums."""
+def _read_plainly(
+    transfer: PageTransfer, span: Span, views: PageViews, expired: Callable[[], bool]
+) -> int:
+    """Read leading pages in the plain case, of one piece each in one extent, which most are.
+
+    Returns:
+        How many are verified; somebody else has to look at the next, if there is one.
+    """
+    num_pages, pieces = span.num_pages, views.pieces
+    place = transfer.plain_place(span.layout, pieces) if len(pieces) == num_pages else None
     if place is None:
-        num_whole = transfer.read(layout, first, target)
-    else:
-        fd, offset = place
-        offset += first * layout.stride_bytes
-        pieces = target.all_pieces()
-        if len(pieces) == 1:
-            checksum = _read_and_hash(fd, offset, pieces[0], transfer.chunk_bytes)
-            return (0, b"") if checksum is None else (1, checksum)
-        num_bytes = target.num_pages * layout.stride_bytes
-        num_whole = read_at(fd, pieces, offset, num_bytes) // layout.stride_bytes
-    return num_whole, b"".join(target.part(0, num_whole).checksums())
+        return 0
+    fd, offset = place
+    stride_bytes, chunk_bytes = span.layout.stride_bytes, transfer.chunk_bytes
+    step = max(1, chunk_bytes // stride_bytes)
+    checksums = span.checksums
+    done = 0
+    while done < num_pages and not expired():
+        part = pieces[done : done + step]
+        start = offset + done * stride_bytes
+        if stride_bytes > 2 * chunk_bytes:
+            found = _read_and_hash(fd, start, part[0], chunk_bytes)
+        else:
+            num_bytes = len(part) * stride_bytes
+            if read_at(fd, part, start, num_bytes) < num_bytes:
+                break
+            found = b"".join(map(xxhash.xxh3_128_digest, part))
+        if found != checksums[done * CHECKSUM_BYTES : (done + step) * CHECKSUM_BYTES]:
+            break
+        done += len(part)
+    return done
 
 
 def _read_and_hash(fd: int, offset: int, memory: memoryview, chunk_bytes: int) -> bytes | None:

@@ -155,6 +155,7 @@ class BatchWriter:
         """Return blocks for some pages, at least one, or `None` with the reason in `error`."""
         allocator, page_bytes = self._store.allocator, self._batch.page_bytes
         most = min(num_pages, MAX_PAGES, changes_per_commit(allocator.limits))
+        error: Exception = OSError(errno.ENOSPC, "the limits of the page store leave no room")
         more = True
         while more:
             claim = allocator.claim(most, page_bytes, at_least=most)
@@ -162,11 +163,12 @@ class BatchWriter:
                 return claim
             try:
                 more = allocator.refill(num_pages, page_bytes, self._protected())
-            except (OSError, lmdb.Error) as error:
-                self.error = error
-                return allocator.claim(most, page_bytes)
-        self.error = OSError(errno.ENOSPC, "the limits of the page store leave no room")
-        return allocator.claim(most, page_bytes)
+            except (OSError, lmdb.Error) as caught:
+                error, more = caught, False
+        claim = allocator.claim(most, page_bytes)
+        if claim is None:
+            self.error = error
+        return claim
 
     def _protected(self) -> set[bytes]:
         """Return the names of pages that must not make room for this batch."""

@@ -15,6 +15,7 @@ from page_store_tools import (
     FAILED,
     NO_SPACE,
     OK,
+    PAGE_BYTES,
     PRESENT,
     SKIPPED,
     chain,
@@ -177,3 +178,18 @@ def test_a_record_of_the_index_that_has_changed_is_damage_like_any_other(
     assert read(storage, others) == [OK] * 4
     assert write(storage, KEYS) == [OK] * 4
     assert read(storage, KEYS) == [OK] * 4
+
+
+def test_blocks_that_another_thread_has_just_leased_are_no_reason_to_evict(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came between the look at what is there and the transaction."""
+    storage = open_store(fast_path)
+    keys = chain(1, 4)
+    assert write(storage, keys) == [OK] * 4
+    with storage._access.use() as access:
+        allocator = access.store.allocator
+    monkeypatch.setattr(allocator, "_has", lambda need: False)
+    assert allocator.refill(4, PAGE_BYTES, protected=())
+    assert num_stored(storage, keys) == 4
+    storage.close()
