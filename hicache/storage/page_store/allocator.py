@@ -11,7 +11,7 @@ from hicache.storage.page_store.catalogue import Catalogue
 from hicache.storage.page_store.counters import NEXT_GROUP_ID
 from hicache.storage.page_store.free_list import FreeList
 from hicache.storage.page_store.group import MAX_PAGES, fits_a_block
-from hicache.storage.page_store.limits import Limits, changes_per_commit
+from hicache.storage.page_store.limits import FreeSpaceFloor, Limits, changes_per_commit
 from hicache.storage.page_store.records import PageEntry
 from hicache.storage.page_store.refill import Refill
 from hicache.storage.page_store.segments import FULL_ERRNOS
@@ -66,6 +66,7 @@ class Allocator:
         self.limits = Limits()
         self._parts = parts
         self._touches = touches
+        self._floor = FreeSpaceFloor(parts.directory.data)
         # Guards the lists and ids below; held while they are changed in memory.
         self._lock = threading.Lock()
         self._lists = {kind: FreeList() for kind in BlockKind}
@@ -126,30 +127,40 @@ class Allocator:
         if gain is None:
             self.make_room(_COMMITS_AHEAD * changes_per_commit(self.limits))
             gain = self._try_refill(need, protected)
-        if gain == 0:
-            # The disk may be full, or what is here of one kind be what the other kind lacks.
-            gain = self._try_refill(need, protected, may_grow=False, anew=True)
+        # What is here of one kind may be what the other kind lacks; or the disk be full.
+        gain = gain or self._try_refill(need, protected, anew=True)
+        gain = gain or self._try_refill(need, protected, anew=True, may_grow=False)
         return bool(gain)
 
     def make_room(self, num_changes: int) -> None:
         """Shrink the store until its index has room for changes, or nothing more can go.
+
+        What the file system lacks of its free space is given back too.
 
         Room for more changes than a few commits may make is not asked for.
 
         Raises:
             OSError, lmdb.Error: what was done in earlier commits stays.
         """
+        num_lacking: int | None = None
         more = True
         while more:
             with self._parts.index.write() as write:
                 refill = Refill(write, self._parts, self.limits)
                 most = _COMMITS_AHEAD * changes_per_commit(refill.limits)
                 num_changes = min(num_changes, most)
-                if not refill.has_room(num_changes):
-                    # What is evicted is decided by the latest uses.
-                    self._touches.write(write)
-                    self._surrender(write)
-                more = refill.shrink(num_changes)
+                if num_lacking is None:
+                    num_lacking = self._floor.num_lacking(refill.limits)
+                    if num_lacking:
+                        self._floor.wait()
+                if num_lacking <= 0 and refill.has_room(num_changes):
+                    break
+                # What is evicted is decided by the latest uses.
+                self._touches.write(write)
+                self._surrender(write)
+                shrunk = refill.shrink(num_changes, num_lacking)
+            num_lacking -= shrunk.num_blocks
+            more = shrunk.more
 
     def close(self) -> None:
         """Give back everything that this process has leased and not used.
@@ -179,19 +190,21 @@ class Allocator:
         Args:
             need: what must be here afterwards, if possible.
             protected: see `refill`.
-            check_room: whether the index must have room for this.
+            check_room: whether the index must have room for this, and the file system its floor.
             may_grow: whether to lease blocks that have no space on the disk yet.
             anew: whether to give everything back first that nobody has claimed.
 
         Returns:
             By how much there is more than before, counting evicted pages; `None`, with nothing
-            done, if there is no room in the index.
+            done, if the store must shrink first.
         """
         self._parts.index.drop_dead_readers()
         with self._parts.index.write() as write:
             refill = Refill(write, self._parts, self.limits)
             num_changes = changes_per_commit(refill.limits) + len(self._touches)
-            if check_room and not refill.has_room(num_changes):
+            if check_room and (
+                self._floor.num_lacking(refill.limits) or not refill.has_room(num_changes)
+            ):
                 return None
             if self._has(need) and not anew:
                 # Another thread was here first.

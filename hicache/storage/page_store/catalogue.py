@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["ALL_POSITIONS", "GROUP_KEY", "LEAF_KEY", "Catalogue", "Freed"]
 
 GROUP_KEY = struct.Struct(">Q")
+LEAF_KEY = struct.Struct(">QQ")
 ALL_POSITIONS = (1 << 64) - 1
 """Every page that a group can have."""
 
 _NUMBER = struct.Struct("<Q")
-LEAF_KEY = struct.Struct(">QQ")
 
 
 class Freed(NamedTuple):
@@ -140,10 +140,18 @@ class Catalogue:
         """
         if self._txn.get(name, db=self._dbs.pages) != entry.encode():
             return Freed(0, [], [])
-        freed = self.remove(entry.group_id, 1 << entry.position)
+        freed = Freed(0, [], [])
+        if self.is_sound(name, entry):
+            freed = self.remove(entry.group_id, 1 << entry.position)
         if not freed.num_pages:
             self._txn.delete(name, db=self._dbs.pages)
         return freed
+
+    def is_sound(self, name: bytes, entry: PageEntry) -> bool:
+        """Whether an entry leads to the page that it is filed under."""
+        group = self._group(entry.group_id)
+        namespace_id = self._state(entry.group_id).namespace_id
+        return group is not None and name == page_name(namespace_id, group.key(entry.position))
 
     def evict(self, *, num_blocks: int, max_pages: int, protected: Collection[int]) -> Freed:
         """Give up pages that no stored page is chained from, the longest unused first.
@@ -167,13 +175,14 @@ class Catalogue:
                 start = LEAF_KEY.pack(last_use, group_id) + b"\x00"
                 continue
             group = self._group(group_id)
-            if group is None:
+            if group is not None:
+                page_blocks = group.layout.page_blocks
+                most = min(-(-num_blocks // page_blocks), max_pages - num_pages)
+                freed = self.remove(group_id, self._tail(group, most))
+            if group is None or not freed.num_pages:
                 # A damaged record; its blocks are found again when the index is rebuilt.
                 self._txn.delete(LEAF_KEY.pack(last_use, group_id), db=self._dbs.leaves)
                 continue
-            page_blocks = group.layout.page_blocks
-            most = min(-(-num_blocks // page_blocks), max_pages - num_pages)
-            freed = self.remove(group_id, self._tail(group, most))
             num_pages += freed.num_pages
             num_blocks -= freed.num_pages * page_blocks
             payload += freed.payload

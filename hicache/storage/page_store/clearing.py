@@ -73,8 +73,9 @@ def _clear_some(
                 start = None
                 break
             start, entry = cursor.key(), PageEntry.decode(cursor.value())
-        freed = catalogue.remove(entry.group_id, ALL_POSITIONS)
-        if not freed.num_pages:
+        if catalogue.is_sound(start, entry):
+            freed = catalogue.remove(entry.group_id, ALL_POSITIONS)
+        else:
             freed = catalogue.remove_page(start, entry)
         release(space, freed)
         num_removed += freed.num_pages

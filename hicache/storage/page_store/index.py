@@ -20,6 +20,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
@@ -38,6 +40,8 @@ _MAP_BYTES = 1 << 36
 
 _MAX_READERS = 1024
 _TICKS_PER_COMMIT = 1 << 16
+_NAP_SECONDS = 0.0005
+_MAX_NAPS = 100
 
 
 class IndexDamaged(StorageError):
@@ -81,6 +85,47 @@ class WriteTransaction:
         return self._first_tick + self._num_ticks
 
 
+class _Readers:
+    """The readers of this process, by how many commits came before them. Thread-safe.
+
+    A thread that reads can be kept from running for long. If commits go on meanwhile, each of them
+    takes new space: LMDB cannot use any again that was given up since that reader came. So commits
+    wait a little for readers that are older than the newest commit.
+    """
+
+    def __init__(self) -> None:
+        # Guards the two below; held for a look at them only.
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._counts: Counter[int] = Counter()
+
+    def enter(self) -> int:
+        """Count a reader, and return what to `leave` with."""
+        with self._lock:
+            self._counts[self._epoch] += 1
+            return self._epoch
+
+    def leave(self, epoch: int) -> None:
+        """Count a reader no longer."""
+        with self._lock:
+            self._counts[epoch] -= 1
+            if not self._counts[epoch]:
+                del self._counts[epoch]
+
+    def begin_epoch(self) -> None:
+        """Note a commit."""
+        with self._lock:
+            self._epoch += 1
+
+    def wait_for_old_ones(self) -> None:
+        """Wait for readers from before the newest commit, but not for long."""
+        for _ in range(_MAX_NAPS):
+            with self._lock:
+                if all(epoch == self._epoch for epoch in self._counts):
+                    return
+            time.sleep(_NAP_SECONDS)
+
+
 class Index:
     """Opens the environment and gives out transactions. Thread-safe.
 
@@ -107,6 +152,7 @@ class Index:
         # waits within LMDB cannot take part in a commit that another one makes for it.
         self.lock = threading.Lock()
         self._broken = False
+        self._readers = _Readers()
         if not create and not os.path.exists(self._path):
             raise IndexDamaged(f"{path} has no index")
         try:
@@ -156,12 +202,18 @@ class Index:
         except OSError:
             return False
 
-    def read(self) -> lmdb.Transaction[bytes]:
-        """Return a read transaction, to be used as a context, and for a short time.
+    @contextlib.contextmanager
+    def read(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """Give a read transaction, to be used for a short time.
 
-        While it lives, no space of the index is used again.
+        While it lives, no space of the index is used again that later commits give up.
         """
-        return self._env.begin()
+        epoch = self._readers.enter()
+        try:
+            with self._env.begin() as txn:
+                yield txn
+        finally:
+            self._readers.leave(epoch)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[WriteTransaction]:
@@ -175,9 +227,11 @@ class Index:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[WriteTransaction]:
         """Do the work of `write` for a thread that has taken `lock`."""
+        self._readers.wait_for_old_ones()
         try:
             with self._env.begin(write=True) as txn:
                 yield WriteTransaction(txn, self.dbs)
+            self._readers.begin_epoch()
         except lmdb.PanicError:
             # A commit could not be written and not be undone: only opening it anew helps.
             self._broken = True

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import NamedTuple
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.storage.page_store.blocks import BLOCK_BYTES
 
-__all__ = ["Limits", "changes_per_commit", "default_min_free_bytes", "index_growth_bytes"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "SHRINK_INTERVAL_SECONDS",
+    "FreeSpaceFloor",
+    "Limits",
+    "changes_per_commit",
+    "default_min_free_bytes",
+    "index_growth_bytes",
+]
 
 _RECORD = struct.Struct("<QQ")
 _UNBOUNDED = (1 << 64) - 1
+
+SHRINK_INTERVAL_SECONDS = 60.0
+"""What a store waits until it shrinks once more for the free space of its file system."""
 
 
 class Limits(NamedTuple):
@@ -31,17 +45,20 @@ class Limits(NamedTuple):
             min(self.max_bytes, other.max_bytes), max(self.min_free_bytes, other.min_free_bytes)
         )
 
-    def room_bytes(self, directory: str, *, num_backed: int, index_bytes: int) -> int:
-        """Return by how much the store may grow; less than 0 is by how much it must shrink.
+    def room_bytes(self, *, num_backed: int, index_bytes: int) -> int:
+        """Return what `max_bytes` leaves to grow by; less than 0 is by how much to shrink."""
+        return self.max_bytes - num_backed * BLOCK_BYTES - index_bytes
+
+    def spare_bytes(self, directory: str) -> int:
+        """Return what the file system has above `min_free_bytes`; less than 0 is what it lacks.
 
         Raises:
             OSError: the file system of `directory` cannot be asked.
         """
-        room = self.max_bytes - num_backed * BLOCK_BYTES - index_bytes
-        if self.min_free_bytes:
-            system = os.statvfs(directory)
-            room = min(room, system.f_bavail * system.f_frsize - self.min_free_bytes)
-        return room
+        if not self.min_free_bytes:
+            return _UNBOUNDED
+        system = os.statvfs(directory)
+        return system.f_bavail * system.f_frsize - self.min_free_bytes
 
     def encode(self) -> bytes:
         """Return the record that other processes read."""
@@ -51,6 +68,35 @@ class Limits(NamedTuple):
     def decode(cls, data: bytes) -> Limits:
         """Read a record."""
         return cls._make(_RECORD.unpack(data))
+
+
+class FreeSpaceFloor:
+    """Says how much a store must shrink to leave `min_free_bytes`. Thread-safe.
+
+    Not every file system shows at once, or at all, what a store has given back: snapshots may hold
+    it. So what it lacks is given back once, and looked at again only after a minute; or the store
+    would go on until nothing is left of it.
+    """
+
+    def __init__(self, directory: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._now = now
+        self._next_look = 0.0
+
+    def num_lacking(self, limits: Limits) -> int:
+        """Return how many blocks to give back, or 0 if that was asked for a short time ago.
+
+        Raises:
+            OSError: the file system cannot be asked.
+        """
+        if self._now() < self._next_look:
+            return 0
+        lacking = -limits.spare_bytes(self._directory)
+        return -(-lacking // BLOCK_BYTES) if lacking > 0 else 0
+
+    def wait(self) -> None:
+        """Ask for nothing for some time: what was lacking is about to be given back."""
+        self._next_look = self._now() + SHRINK_INTERVAL_SECONDS
 
 
 def default_min_free_bytes(directory: str) -> int:

@@ -27,7 +27,7 @@ class Run(NamedTuple):
         start: place of the first one in the batch.
         num_pages: how many.
         entry: of the first one.
-        header: the group's header, as the index has it.
+        header: the group's header, as the index has it; empty if the index is damaged there.
     """
 
     start: int
@@ -81,23 +81,29 @@ def find_runs(
         entry = PageEntry.decode(data)
         group_key = data[:_GROUP_KEY_BYTES]
         header = txn.get(group_key, b"", db=dbs.groups)
-        num_pages = 1
         most = min(entry.num_pages - entry.position, num_keys - start)
-        state = txn.get(group_key, db=dbs.states) if most > 1 else None
-        if state is not None:
-            most = min(most, GroupState.decode(state).num_stored_from(entry.position))
-            offset = KEYS_OFFSET + entry.position * KEY_BYTES
-            found = header[offset : offset + most * KEY_BYTES]
-            wanted = joined[start * KEY_BYTES : (start + most) * KEY_BYTES]
-            num_pages = most if found == wanted else _num_equal(found, wanted)
+        if most > 1:
+            state = txn.get(group_key, db=dbs.states)
+            stored = (
+                0 if state is None else GroupState.decode(state).num_stored_from(entry.position)
+            )
+            most = min(most, stored)
+        most = max(most, 1)
+        offset = KEYS_OFFSET + entry.position * KEY_BYTES
+        found = header[offset : offset + most * KEY_BYTES]
+        wanted = joined[start * KEY_BYTES : (start + most) * KEY_BYTES]
+        num_pages = most if found == wanted else _num_equal(found, wanted)
+        if not num_pages:
+            # A damaged record leads to another page; without a header, so does nobody.
+            num_pages, header = 1, b""
         runs.append(Run(start, num_pages, entry, header))
         start += num_pages
     return runs, start
 
 
 def _num_equal(left: bytes, right: bytes) -> int:
-    """Return how many leading keys are equal; the first is in any case, and not all are."""
-    low, high = 1, len(left) // KEY_BYTES - 1
+    """Return how many leading keys are equal; not all are."""
+    low, high = 0, len(right) // KEY_BYTES - 1
     while low < high:
         middle = (low + high + 1) // 2
         if left[: middle * KEY_BYTES] == right[: middle * KEY_BYTES]:

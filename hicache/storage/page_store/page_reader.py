@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
@@ -51,8 +52,9 @@ def read_pages(
         if span.whole_checksum != NO_CHECKSUM:
             if expired():
                 return ReadPages(0, PageOutcome.TIMEOUT)
-            if _read_as_one(transfer, span, memory):
-                return ReadPages(num_pages, PageOutcome.OK)
+            with contextlib.suppress(OSError):
+                if _read_as_one(transfer, span, memory):
+                    return ReadPages(num_pages, PageOutcome.OK)
         views = memory.views(span.start, num_pages)
         for done in range(_read_plainly(transfer, span, views, expired), num_pages, step):
             if expired():
@@ -96,27 +98,25 @@ def _read_plainly(
         How many are verified; somebody else has to look at the next, if there is one.
     """
     num_pages, pieces = span.num_pages, views.pieces
-    place = transfer.plain_place(span.layout, pieces) if len(pieces) == num_pages else None
-    if place is None:
-        return 0
-    fd, offset = place
     stride_bytes, chunk_bytes = span.layout.stride_bytes, transfer.chunk_bytes
     step = max(1, chunk_bytes // stride_bytes)
     checksums = span.checksums
     done = 0
-    while done < num_pages and not expired():
-        part = pieces[done : done + step]
-        start = offset + done * stride_bytes
-        if stride_bytes > 2 * chunk_bytes:
-            found = _read_and_hash(fd, start, part[0], chunk_bytes)
-        else:
-            num_bytes = len(part) * stride_bytes
-            if read_at(fd, part, start, num_bytes) < num_bytes:
+    with contextlib.suppress(OSError):
+        place = transfer.plain_place(span.layout, pieces) if len(pieces) == num_pages else None
+        while place is not None and done < num_pages and not expired():
+            fd, offset = place[0], place[1] + done * stride_bytes
+            part = pieces[done : done + step]
+            if stride_bytes > 2 * chunk_bytes:
+                found = _read_and_hash(fd, offset, part[0], chunk_bytes)
+            else:
+                num_bytes = len(part) * stride_bytes
+                if read_at(fd, part, offset, num_bytes) < num_bytes:
+                    break
+                found = b"".join(map(xxhash.xxh3_128_digest, part))
+            if found != checksums[done * CHECKSUM_BYTES : (done + step) * CHECKSUM_BYTES]:
                 break
-            found = b"".join(map(xxhash.xxh3_128_digest, part))
-        if found != checksums[done * CHECKSUM_BYTES : (done + step) * CHECKSUM_BYTES]:
-            break
-        done += len(part)
+            done += len(part)
     return done
 
 

@@ -44,7 +44,7 @@ class _Place(NamedTuple):
 def rebuild_index(directory: StoreDirectory, store_format: StoreFormat) -> int:
     """Replace the index of a store; its directory must be locked and nobody have it open.
 
-    Takes a few seconds for a million pages, and a byte of memory for each block.
+    Takes some ten seconds for a million pages, and a byte of memory for each block.
 
     Returns:
         How many pages were found.

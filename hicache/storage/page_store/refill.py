@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hicache.storage.page_store.index import Index, WriteTransaction
     from hicache.storage.page_store.segments import Segments
 
-__all__ = ["Leased", "Refill", "StoreParts", "recover_dead_owners", "release"]
+__all__ = ["Leased", "Refill", "Shrunk", "StoreParts", "recover_dead_owners", "release"]
 
 _MIN_CHUNK_BLOCKS = 256
 _MAX_CHUNK_BLOCKS = 16_384
@@ -63,6 +63,18 @@ class Leased(NamedTuple):
     free: list[Extent]
     new: list[Extent]
     num_evicted: int
+
+
+class Shrunk(NamedTuple):
+    """What a transaction has done to shrink a store.
+
+    Attributes:
+        num_blocks: blocks whose space the file system has back.
+        more: whether another transaction has to go on.
+    """
+
+    num_blocks: int
+    more: bool
 
 
 class Refill:
@@ -118,26 +130,26 @@ class Refill:
             free += self._space.lease_free(kind, wanted)
         return Leased(free, new, num_evicted)
 
-    def shrink(self, num_changes: int) -> bool:
-        """Give space back until the index has room for changes; what is leased stays.
+    def shrink(self, num_changes: int, num_blocks: int) -> Shrunk:
+        """Give `num_blocks` back, and until the index has room for changes.
 
-        Returns:
-            Whether another transaction has to go on.
+        What is leased stays.
         """
-        if self.has_room(num_changes):
-            return False
         if recover_dead_owners(self._write, self._parts):
             self.limits = self._strictest()
-        excess = -self._room_blocks(num_changes)
-        excess -= self._punch(max(excess, 0))
-        if excess <= 0 or not self._parts.segments.can_punch:
-            return False
-        # Their space goes in the next commit: until this one, they are stored.
-        return self._evict(excess, ()) > 0
+        excess = max(num_blocks, -self._room_blocks(num_changes), 0)
+        num_punched = self._punch(excess)
+        excess -= num_punched
+        more = False
+        if excess > 0 and self._parts.segments.can_punch:
+            # Their space goes in the next commit: until this one, they are stored.
+            more = self._evict(excess, ()) > 0
+        return Shrunk(num_punched, more)
 
     def _grow(self, kind: BlockKind, num_blocks: int) -> list[Extent]:
         # What is left is for this commit, and for what comes before the next look.
-        room = self._room_blocks(2 * changes_per_commit(self.limits))
+        spare = max(0, self.limits.spare_bytes(self._parts.directory.data)) // BLOCK_BYTES
+        room = min(self._room_blocks(2 * changes_per_commit(self.limits)), spare)
         if room < num_blocks:
             # Free blocks of the other kind have space that this kind can have.
             room += self._punch_other(kind, num_blocks - max(room, 0))
@@ -164,9 +176,7 @@ class Refill:
     def _room_blocks(self, num_changes: int) -> int:
         num_changes += changes_per_commit(self.limits)
         index_bytes = self._parts.index.num_bytes + index_growth_bytes(num_changes)
-        room = self.limits.room_bytes(
-            self._parts.directory.data, num_backed=self._space.num_backed, index_bytes=index_bytes
-        )
+        room = self.limits.room_bytes(num_backed=self._space.num_backed, index_bytes=index_bytes)
         return room // BLOCK_BYTES
 
     def _strictest(self) -> Limits:

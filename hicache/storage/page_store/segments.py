@@ -39,13 +39,8 @@ class Segments:
         self._fds: dict[tuple[BlockKind, int, bool], int] = {}
         # Of files that were deleted under us; another thread may still use them.
         self._retired_fds: list[int] = []
-        self._refusals = 0
+        self._created = False
         self._can_punch = True
-
-    @property
-    def num_direct_refusals(self) -> int:
-        """Segments that the file system would not open for direct I/O."""
-        return self._refusals
 
     @property
     def can_punch(self) -> bool:
@@ -61,25 +56,14 @@ class Segments:
         known = self._fds.get((kind, segment, False))
         return self._open(kind, segment, create=create) if known is None else known
 
-    def direct_fd(self, segment: int) -> int | None:
-        """Return a descriptor of a payload file for direct I/O, or `None` if it is refused.
+    def direct_fd(self, segment: int) -> int:
+        """Return a descriptor of a payload file that is there, for direct I/O.
 
         Raises:
-            OSError: the file cannot be opened at all.
+            OSError: it cannot be opened; `EINVAL` if the file system knows no direct I/O.
         """
-        name = (BlockKind.PAYLOAD, segment, True)
-        with self._lock:
-            if name not in self._fds:
-                try:
-                    fd = os.open(self.path(BlockKind.PAYLOAD, segment), os.O_RDWR | os.O_DIRECT)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-                    self._refusals += 1
-                    fd = -1
-                self._fds[name] = fd
-            fd = self._fds[name]
-        return None if fd < 0 else fd
+        known = self._fds.get((BlockKind.PAYLOAD, segment, True))
+        return self._open(BlockKind.PAYLOAD, segment, direct=True) if known is None else known
 
     def size(self, segment: int) -> int:
         """Return the length of a payload file in bytes; 0 if it is not there."""
@@ -130,37 +114,59 @@ class Segments:
             os.pwrite(fd, bytes(8), extent.block * BLOCK_BYTES)
 
     def sync(self, files: Iterable[tuple[BlockKind, int]]) -> None:
-        """Wait until what was written to these files is on the disk.
+        """Wait until what was written to these files is on the disk, and they under their names.
 
         Raises:
             OSError: from the kernel; what was written may be lost.
         """
         for kind, segment in files:
             os.fdatasync(self.fd(kind, segment))
+        if self._created:
+            self._created = False
+            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(fd)
+            except OSError:
+                self._created = True
+                raise
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         """Close all files; to be called when no other call is under way."""
         fds = [*self._fds.values(), *self._retired_fds]
         self._fds, self._retired_fds = {}, []
         for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
 
     def path(self, kind: BlockKind, segment: int) -> str:
         """Return the path of a file."""
         return f"{self._directory}/{segment}.{kind.value}"
 
     def _retire(self, segment: int) -> None:
-        """Forget the descriptors of a payload file that has been deleted."""
+        """Forget the descriptors of a payload file that was deleted, and of headers with it."""
         with self._lock:
-            for direct in (False, True):
-                fd = self._fds.pop((BlockKind.PAYLOAD, segment, direct), -1)
-                self._retired_fds.append(fd)
+            for name in list(self._fds):
+                if name[0] is BlockKind.HEADER or name[1] == segment:
+                    self._retired_fds.append(self._fds.pop(name))
 
-    def _open(self, kind: BlockKind, segment: int, *, create: bool) -> int:
+    def _open(
+        self, kind: BlockKind, segment: int, *, create: bool = False, direct: bool = False
+    ) -> int:
+        name, path = (kind, segment, direct), self.path(kind, segment)
+        flags = os.O_RDWR | (os.O_DIRECT if direct else 0)
         with self._lock:
-            name = (kind, segment, False)
-            if name not in self._fds:
-                flags = os.O_RDWR | (os.O_CREAT if create else 0)
-                self._fds[name] = os.open(self.path(kind, segment), flags, 0o666)
-            return self._fds[name]
+            if name in self._fds:
+                return self._fds[name]
+            try:
+                fd = os.open(path, flags)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                # Whoever deleted segments may have deleted their directory, but not the store's.
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self._directory)
+                fd = os.open(path, flags | os.O_CREAT, 0o666)
+                self._created = True
+            self._fds[name] = fd
+            return fd

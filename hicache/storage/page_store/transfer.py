@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import logging
 import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,18 +28,24 @@ _DIRECT_CHUNK_BYTES = 8 << 20
 
 _MAX_SPARE_BUFFERS = 4
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class PageTransfer:
     """Reads and writes pages, through the page cache or past it. Thread-safe.
 
     Direct I/O goes straight to and from page memory where that is aligned to blocks, else through
-    a buffer for each call, of which a few are kept. Where the file system refuses direct I/O, it is
-    buffered.
+    a buffer for each call, of which a few are kept. When the file system refuses direct I/O, all is
+    buffered from then on.
+
+    Attributes:
+        num_direct_refusals: how often the file system has refused direct I/O: once at most.
     """
 
     def __init__(self, segments: Segments, *, direct: bool) -> None:
         self._segments = segments
         self._direct = direct
+        self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.
         self._zeros = memoryview(bytes(BLOCK_BYTES))
@@ -63,7 +71,13 @@ class PageTransfer:
         buffers = _stream(target, gap_bytes, self._scrap)
         # What lies behind the last page is not moved.
         num_bytes = target.num_pages * layout.stride_bytes - gap_bytes
-        num_read = self._read(layout.extents, first * layout.page_blocks, buffers, num_bytes)
+        arguments = (layout.extents, first * layout.page_blocks, buffers, num_bytes)
+        try:
+            num_read = self._read(*arguments)
+        except OSError as error:
+            if not self._gives_up_direct(error):
+                raise
+            num_read = self._read(*arguments)
         return (num_read + gap_bytes) // layout.stride_bytes
 
     def plain_place(
@@ -93,16 +107,39 @@ class PageTransfer:
         """
         buffers = _stream(source, layout.gap_bytes, self._zeros)
         num_bytes = source.num_pages * layout.stride_bytes - layout.gap_bytes
-        first_block = first * layout.page_blocks
+        arguments = (layout.extents, first * layout.page_blocks, buffers, num_bytes)
+        try:
+            self._write(*arguments)
+        except OSError as error:
+            if not self._gives_up_direct(error):
+                raise
+            self._write(*arguments)
+
+    def _gives_up_direct(self, error: OSError) -> bool:
+        """Go on without direct I/O if an error says that there is none; return whether it does."""
+        if not self._direct or error.errno != errno.EINVAL:
+            return False
+        self._direct = False
+        self.num_direct_refusals += 1
+        _LOGGER.warning("the file system refuses direct I/O (%s); it is buffered", error)
+        return True
+
+    def _write(
+        self,
+        extents: Sequence[Extent],
+        first_block: int,
+        buffers: list[memoryview],
+        num_bytes: int,
+    ) -> None:
         if not self._needs_staging(buffers):
-            self._move_out(_places(layout.extents, first_block, buffers, num_bytes))
+            self._move_out(_places(extents, first_block, buffers, num_bytes))
             return
         with self._staging(num_bytes) as staging:
             start = 0
             for buffer in buffers:
                 staging[start : start + len(buffer)] = buffer
                 start += len(buffer)
-            self._move_out(_places(layout.extents, first_block, [staging], len(staging)))
+            self._move_out(_places(extents, first_block, [staging], len(staging)))
 
     def _read(
         self,
@@ -143,8 +180,7 @@ class PageTransfer:
 
     def _fd(self, segment: int, *, create: bool = False) -> int:
         buffered = self._segments.fd(BlockKind.PAYLOAD, segment, create=create)
-        direct = self._segments.direct_fd(segment) if self._direct else None
-        return buffered if direct is None else direct
+        return self._segments.direct_fd(segment) if self._direct else buffered
 
     @contextlib.contextmanager
     def _staging(self, num_bytes: int) -> Iterator[memoryview]:

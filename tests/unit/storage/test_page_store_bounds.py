@@ -25,7 +25,7 @@ from page_store_tools import (
 )
 
 from hicache.errors import ConfigError
-from hicache.storage.page_store import summarize
+from hicache.storage.page_store import limits, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -252,19 +252,54 @@ def test_free_space_that_is_to_be_left_is_left(
         return FakeSystem((floor + MAX_BYTES - others - disk_bytes(fast_path)) // 4096)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(limits, "SHRINK_INTERVAL_SECONDS", 0)
     storage = open_store(fast_path, min_free_bytes=floor)
     rng = random.Random(1)
     churn(storage, rng, num_writes=40, page_bytes=PAGE_BYTES)
     assert MAX_BYTES // 2 < disk_bytes(fast_path) <= MAX_BYTES
     others = MAX_BYTES // 2
-    for _ in range(3):
+    for _ in range(30):
         assert write(storage, chain(rng.getrandbits(31), 3)) == [OK] * 3
-        assert disk_bytes(fast_path) <= MAX_BYTES - others
+    assert MAX_BYTES // 4 < disk_bytes(fast_path) <= MAX_BYTES - others
     others = 0
     churn(storage, rng, num_writes=30, page_bytes=PAGE_BYTES)
     assert disk_bytes(fast_path) > MAX_BYTES // 2
     verify_index(fast_path)
     storage.close()
+
+
+def test_a_file_system_that_does_not_show_what_it_got_back_does_not_empty_the_store(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is lacking is given back once, and again only after some time."""
+    floor, lacking = 10_000_000, 20
+    num_free = floor // 4096 + 2000
+    monkeypatch.setattr(os, "statvfs", lambda path: FakeSystem(num_free))
+    storage = open_store(fast_path, min_free_bytes=floor, page_bytes=4096)
+    keys = chain(1, 1000)
+    assert write(storage, keys, page_bytes=4096) == [OK] * 1000
+    num_free = floor // 4096 + 1 - lacking
+    for name in range(2, 12):
+        assert write(storage, chain(name, 1), page_bytes=4096) == [OK]
+    assert 1000 - 256 - lacking <= num_stored(storage, keys) < 1000
+    verify_index(fast_path)
+    storage.close()
+
+
+def test_what_a_file_system_lacks_is_asked_for_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = [0.0]
+    monkeypatch.setattr(os, "statvfs", lambda path: FakeSystem(7))
+    floor = limits.FreeSpaceFloor("", now=lambda: times[-1])
+    bounds = limits.Limits(min_free_bytes=10 * 4096)
+    assert floor.num_lacking(bounds) == 3
+    assert floor.num_lacking(bounds) == 3
+    floor.wait()
+    assert floor.num_lacking(bounds) == 0
+    times.append(limits.SHRINK_INTERVAL_SECONDS)
+    assert floor.num_lacking(bounds) == 3
+    assert floor.num_lacking(bounds._replace(min_free_bytes=0)) == 0
 
 
 def test_a_small_store_takes_little_space(fast_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from page_store_tools import (
     CORRUPT,
     FAILED,
+    MISS,
     NO_SPACE,
     OK,
     PAGE_BYTES,
@@ -26,7 +27,9 @@ from page_store_tools import (
     write,
 )
 
+from hicache.storage.page_store.catalogue import LEAF_KEY
 from hicache.storage.page_store.index import Index
+from hicache.storage.page_store.records import PageEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,6 +183,28 @@ def test_a_record_of_the_index_that_has_changed_is_damage_like_any_other(
     assert read(storage, KEYS) == [OK] * 4
 
 
+@pytest.mark.parametrize("lone", [False, True])
+def test_an_entry_of_the_index_that_leads_to_another_page_is_damage_like_any_other(
+    storage: PageStore, tmp_path: Path, lone: bool
+) -> None:
+    """Nobody gets the bytes of that page, sound as they are; and that page stays."""
+    others = chain(2, 4)
+    for keys in (KEYS, others):
+        for index in range(4):
+            if lone:
+                write(storage, [keys[index]], parent=keys[index - 1] if index else b"")
+        write(storage, keys)
+    with storage._access.use() as one, one.store.index.write() as write_txn:
+        database = write_txn.dbs.pages
+        entry = write_txn.txn.get(one.prefix + others[2], b"", db=database)
+        write_txn.txn.put(one.prefix + KEYS[1], entry, db=database)
+    assert read(storage, KEYS) == ([OK] if lone else [OK] * 4) + [CORRUPT, SKIPPED, SKIPPED] * lone
+    assert read(storage, KEYS[1:2])[0] in ((MISS,) if lone else (CORRUPT,))
+    assert read(storage, others) == [OK] * 4
+    assert write(storage, KEYS)[1] is (OK if lone else PRESENT)
+    assert read(storage, KEYS) == [OK] * 4
+
+
 def test_blocks_that_another_thread_has_just_leased_are_no_reason_to_evict(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,4 +217,21 @@ def test_blocks_that_another_thread_has_just_leased_are_no_reason_to_evict(
     monkeypatch.setattr(allocator, "_has", lambda need: False)
     assert allocator.refill(4, PAGE_BYTES, protected=())
     assert num_stored(storage, keys) == 4
+    storage.close()
+
+
+def test_leaves_that_lead_to_nothing_that_may_go_are_passed_over(fast_path: Path) -> None:
+    """They are what a damaged index can say; eviction ends all the same."""
+    storage = open_store(fast_path, max_bytes=2_000_000)
+    keys = chain(1, 4)
+    write(storage, keys[:2])
+    write(storage, keys)
+    with storage._access.use() as access, access.store.index.write() as write_txn:
+        txn, dbs = write_txn.txn, write_txn.dbs
+        head = PageEntry.decode(txn.get(access.prefix + keys[0], b"", db=dbs.pages)).group_id
+        for group_id in (head, head + 1000):
+            txn.put(LEAF_KEY.pack(0, group_id), b"", db=dbs.leaves)
+    for name in range(2, 200):
+        assert write(storage, chain(name, 3)) == [OK] * 3
+    verify_index(fast_path)
     storage.close()
