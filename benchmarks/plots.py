@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
-import io
-import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from hicache.engine.figures import render_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,32 +25,10 @@ __all__ = [
     "plot_ttft",
 ]
 
-_INK: Final = "#010203"
-"""Stands for the page's text colour, which matplotlib cannot name."""
-
 _OURS: Final = "#2f78c4"
 _PEERS: Final = ("#e09f3e", "#9a5b9f", "#2a9d8f", "#c0562d")
 _GREY: Final = "#9a9a9a"
 """Apart from each other for colour-blind eyes, on white and on black."""
-
-_STYLE: Final[Mapping[Any, object]] = {
-    "svg.fonttype": "none",
-    "font.size": 8.5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "grid.color": "#808080",
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 
 def plot_evictions(results: Sequence[Result]) -> str:
@@ -83,7 +60,7 @@ def plot_evictions(results: Sequence[Result]) -> str:
         axes.yaxis.set_major_formatter("{x:,g}")
         figure.legend(loc="outside upper left", ncols=5, frameon=False)
 
-    return _render("Time of an eviction over the size of the tree", draw, height_inches=3.6)
+    return render_svg("Time of an eviction over the size of the tree", draw, height_inches=3.6)
 
 
 def plot_copies(results: Sequence[Result]) -> str:
@@ -120,7 +97,7 @@ def plot_copies(results: Sequence[Result]) -> str:
         handles, names = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", ncols=2, frameon=False)
 
-    return _render(
+    return render_svg(
         "Bandwidth of copies beside memcpy", draw, height_inches=1.0 + 2.3 * len(panels) / 2
     )
 
@@ -160,7 +137,7 @@ def plot_transfers(results: Sequence[Result]) -> str:
         handles, names = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside upper left", ncols=5, frameon=False)
 
-    return _render("Bandwidth of the store beside other systems", draw, height_inches=4.8)
+    return render_svg("Bandwidth of the store beside other systems", draw, height_inches=4.8)
 
 
 def _side_color(name: str, names: list[str]) -> str:
@@ -191,7 +168,7 @@ def plot_ttft(results: Sequence[Result]) -> str:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
 
-    return _render("Time to first token by where the prompt was", draw, height_inches=2.2)
+    return render_svg("Time to first token by where the prompt was", draw, height_inches=2.2)
 
 
 def plot_calls(results: Sequence[Result]) -> str:
@@ -221,7 +198,7 @@ def plot_calls(results: Sequence[Result]) -> str:
         axes.invert_yaxis()
         figure.legend(loc="outside upper left", ncols=4, frameon=False)
 
-    return _render("Time of each call of the scheduler", draw, height_inches=3.8)
+    return render_svg("Time of each call of the scheduler", draw, height_inches=3.8)
 
 
 PLOTS: Final[Mapping[str, Sequence[tuple[str, Draw]]]] = {
@@ -254,23 +231,3 @@ PLOTS: Final[Mapping[str, Sequence[tuple[str, Draw]]]] = {
     "e2e": (("All but 40 tokens of the prompt come from the tier.", plot_ttft),),
 }
 """By benchmark: caption and plot, which is empty where nothing of it was measured."""
-
-
-def _render(label: str, draw: Callable[[Figure], None], *, height_inches: float) -> str:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("plots need matplotlib: pip install 'hicache[demo]'") from error
-    buffer = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": label}):
-        figure = Figure(figsize=(9.6, height_inches), layout="constrained")
-        draw(figure)
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=metadata)
-    document = buffer.getvalue()
-    svg = document[document.index("<svg") :].replace(_INK, "currentColor")
-    # Every figure numbers its groups from 1, but an id may occur only once in a page.
-    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
-    svg = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if id_[1] in used else "", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import html
-import io
-import re
 import statistics
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from hicache.engine.figures import INK, render_svg
 from hicache.engine.report_table import format_bytes
-from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -28,28 +25,6 @@ COLORS: Final[Mapping[str, str]] = {
     "computed": "#9a9a9a",
 }
 """By origin of tokens; apart from each other for colour-blind eyes, on white and on black."""
-
-_INK: Final = "#010203"
-"""Stands for the page's text colour, which matplotlib cannot name."""
-
-_STYLE: Final[Mapping[Any, object]] = {
-    "svg.fonttype": "none",
-    "font.size": 8.5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "grid.color": "#808080",
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 _BAR: Final = "#5b7a9d"
 """Of bars that are of no tier."""
@@ -77,7 +52,7 @@ def plot_tokens(turns: Sequence[TurnReport]) -> str:
         _label_turns(axes, turns)
         figure.legend(loc="outside upper left", ncols=len(stacks), frameon=False)
 
-    return _render("Tokens of each prompt by where their KV came from", draw, height_inches=3.4)
+    return render_svg("Tokens of each prompt by where their KV came from", draw, height_inches=3.4)
 
 
 def plot_times(turns: Sequence[TurnReport]) -> str:
@@ -104,7 +79,7 @@ def plot_times(turns: Sequence[TurnReport]) -> str:
         _label_turns(axes, turns)
         figure.legend(loc="outside upper left", ncols=4, frameon=False)
 
-    return _render("Time to first token of each turn, with and without", draw, height_inches=3.4)
+    return render_svg("Time to first token of each turn, with and without", draw, height_inches=3.4)
 
 
 def plot_movements(movements: Movements) -> str:
@@ -124,7 +99,7 @@ def plot_movements(movements: Movements) -> str:
             axes.grid(visible=False, axis="y")
         left.invert_yaxis()
 
-    return _render("Bytes moved and bandwidth of each movement", draw, height_inches=2.2)
+    return render_svg("Bytes moved and bandwidth of each movement", draw, height_inches=2.2)
 
 
 def _label_turns(axes: Axes, turns: Sequence[TurnReport]) -> None:
@@ -136,29 +111,5 @@ def _label_turns(axes: Axes, turns: Sequence[TurnReport]) -> None:
     axes.grid(visible=False, axis="x")
     for index in range(1, len(turns)):
         if turns[index].after_restart and not turns[index - 1].after_restart:
-            axes.axvline(index - 0.5, color=_INK, linestyle="--", linewidth=1)
+            axes.axvline(index - 0.5, color=INK, linestyle="--", linewidth=1)
             axes.text(index - 0.4, 1, "restart", transform=axes.get_xaxis_transform())
-
-
-def _render(label: str, draw: Callable[[Figure], None], *, height_inches: float) -> str:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install 'hicache[demo]'") from error
-    buffer = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": label}):
-        figure = Figure(figsize=(9.6, height_inches), layout="constrained")
-        draw(figure)
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=metadata)
-    return _embed(buffer.getvalue(), label)
-
-
-def _embed(document: str, label: str) -> str:
-    """Return the SVG element of a whole SVG document, fit to stand beside others in one page."""
-    svg = document[document.index("<svg") :].replace(_INK, "currentColor")
-    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
-    # Every figure numbers its groups from 1, but an id may occur only once in a page.
-    svg = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if id_[1] in used else "", svg)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)

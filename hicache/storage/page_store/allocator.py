@@ -17,7 +17,7 @@ from hicache.storage.page_store.refill import Refill
 from hicache.storage.page_store.segments import FULL_ERRNOS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.index import WriteTransaction
@@ -132,12 +132,14 @@ class Allocator:
         gain = gain or self._try_refill(need, protected, anew=True, may_grow=False)
         return bool(gain)
 
-    def make_room(self, num_changes: int) -> None:
+    def make_room(self, num_changes: int, *, protected: Collection[int] = ()) -> None:
         """Shrink the store until its index has room for changes, or nothing more can go.
 
         What the file system lacks of its free space is given back too.
 
-        Room for more changes than a few commits may make is not asked for.
+        Args:
+            num_changes: room for more than a few commits may make is not asked for.
+            protected: ids of groups that must not be evicted from.
 
         Raises:
             OSError, lmdb.Error: what was done in earlier commits stays.
@@ -158,7 +160,7 @@ class Allocator:
                 # What is evicted is decided by the latest uses.
                 self._touches.write(write)
                 self._surrender(write)
-                shrunk = refill.shrink(num_changes, num_lacking)
+                shrunk = refill.shrink(num_changes, num_lacking, protected)
             num_lacking -= shrunk.num_blocks
             more = shrunk.more
 
@@ -233,9 +235,7 @@ class Allocator:
         more_headers = bool(headers) and not before.headers
         more_payload = count_blocks(payload) > before.payload
         num_evicted = sum(one.num_evicted for one in leased.values())
-        # Nothing is missing when another thread was here first: what there is, is to be claimed.
-        is_enough = missing.headers <= 0 and missing.payload <= 0
-        return num_evicted + more_headers + more_payload + is_enough
+        return num_evicted + more_headers + more_payload
 
     def _reserve(self, kind: BlockKind, extents: list[Extent]) -> list[Extent]:
         """Give leased blocks their space, and return those that got it; the disk has no more.

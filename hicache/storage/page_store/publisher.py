@@ -86,7 +86,7 @@ class Publisher:
                 num_lacking = 0 if mine.is_done() else self._commit()
             if num_lacking:
                 try:
-                    self._allocator.make_room(num_lacking)
+                    self._allocator.make_room(num_lacking, protected=self._queued_groups())
                 except (OSError, lmdb.Error) as error:
                     mine.error = error
         with self._lock:
@@ -131,6 +131,11 @@ class Publisher:
                 return None
             self._touches.write(write)
             return [self._publish(write, draft) for _, draft in work]
+
+    def _queued_groups(self) -> set[int]:
+        """Return the groups of those who wait, some of which may be published already."""
+        with self._lock:
+            return {draft.group.group_id for one in self._queue for draft in one.drafts}
 
     def _take(self, max_pages: int) -> list[_Work]:
         """Return the next drafts of those who wait: at least one, then as many as fit."""

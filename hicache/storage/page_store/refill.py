@@ -130,10 +130,10 @@ class Refill:
             free += self._space.lease_free(kind, wanted)
         return Leased(free, new, num_evicted)
 
-    def shrink(self, num_changes: int, num_blocks: int) -> Shrunk:
+    def shrink(self, num_changes: int, num_blocks: int, protected: Collection[int]) -> Shrunk:
         """Give `num_blocks` back, and until the index has room for changes.
 
-        What is leased stays.
+        What is leased stays, and so do the groups that are `protected`.
         """
         if recover_dead_owners(self._write, self._parts):
             self.limits = self._strictest()
@@ -143,7 +143,7 @@ class Refill:
         more = False
         if excess > 0 and self._parts.segments.can_punch:
             # Their space goes in the next commit: until this one, they are stored.
-            more = self._evict(excess, ()) > 0
+            more = self._evict(excess, protected) > 0
         return Shrunk(num_punched, more)
 
     def _grow(self, kind: BlockKind, num_blocks: int) -> list[Extent]:

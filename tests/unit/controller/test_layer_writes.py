@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from test_local_mover import PAGES, Bench
+from test_local_mover import PAGES, Bench, LoggingEngine
 
+from hicache.controller.layer_writes import LayerWrites
 from hicache.controller.records import CopyResult, WriteJob
+from hicache.controller.running_copy import RunningCopy
+from hicache.device.simulated import SimulatedDevice
+from hicache.errors import TransferError
 from hicache.types import OperationId
 
 KV_ENDS = [(layer, 0) for layer in range(3)]
@@ -147,18 +153,41 @@ def test_a_write_by_layer_and_one_at_once_report_their_own_errors() -> None:
     assert [(one.operation_id, one.good) for one in results] == [(0, False), (1, True)]
 
 
+class DeviceWithALateModel(SimulatedDevice):
+    """Its compute stream runs later, as that of a GPU does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = self.create_stream("model")
+
+    def compute_stream(self) -> Any:
+        return self.model
+
+
 def test_a_layer_is_copied_behind_what_the_model_has_enqueued_so_far() -> None:
-    bench = Bench()
-    blocker = bench.device.create_stream("blocker")
-    bench.device.compute_stream()
-    begin(bench)
-    held = bench.device.create_event()
-    blocker.enqueue(lambda: bench.log.append("store kv0"))
-    blocker.record(held)
-    bench.device.compute_stream().wait(held)
-    bench.mover.on_layer_end(0)
-    bench.run("write")
-    assert bench.log == ["store kv0", "write kv0"]
+    device, log = DeviceWithALateModel(), list[str]()
+    engine = LoggingEngine("kv", 2, log, set())
+    writes = LayerWrites(device, device.create_stream("write"), [engine])
+    job = WriteJob(
+        operation_id=OperationId(0),
+        generation=0,
+        device_pages=PAGES,
+        host_pages=PAGES,
+        node_ids=(),
+        by_layer=True,
+    )
+    finished = device.create_event()
+    copy = RunningCopy(job, num_bytes=0, finished=finished, now=lambda: 0.0)
+    writes.begin(copy, [engine.plan(PAGES, PAGES)])
+    for layer in range(2):
+        device.model.enqueue(partial(log.append, f"store kv{layer}"))
+        writes.layer_ended(layer, 0)
+    assert not device.step("write")
+    assert device.step("model")
+    while device.step("model") or device.step("write"):
+        pass
+    assert log == ["store kv0", "store kv1", "write kv0", "write kv1"]
+    assert copy.result(launched_only=False).good
 
 
 def test_close_gives_up_what_waits_for_layers() -> None:
@@ -172,7 +201,7 @@ def test_close_gives_up_what_waits_for_layers() -> None:
 
 def test_pages_are_checked_when_the_write_is_reserved() -> None:
     bench = Bench()
-    with pytest.raises(Exception, match="comes twice"):
+    with pytest.raises(TransferError, match="comes twice"):
         bench.mover.submit_write(
             WriteJob(
                 operation_id=OperationId(0),

@@ -206,17 +206,31 @@ def test_an_entry_of_the_index_that_leads_to_another_page_is_damage_like_any_oth
 
 
 def test_blocks_that_another_thread_has_just_leased_are_no_reason_to_evict(
-    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+    fast_path: Path,
 ) -> None:
-    """It came between the look at what is there and the transaction."""
+    """Whoever comes second to lease finds that nothing is missing."""
     storage = open_store(fast_path)
     keys = chain(1, 4)
     assert write(storage, keys) == [OK] * 4
     with storage._access.use() as access:
-        allocator = access.store.allocator
-    monkeypatch.setattr(allocator, "_has", lambda need: False)
-    assert allocator.refill(4, PAGE_BYTES, protected=())
+        assert access.store.allocator.refill(4, PAGE_BYTES, protected=())
     assert num_stored(storage, keys) == 4
+    storage.close()
+
+
+@pytest.mark.parametrize("max_bytes", range(540_000, 720_000, 10_000))
+def test_what_a_batch_was_acknowledged_for_does_not_make_room_for_its_rest(
+    fast_path: Path, max_bytes: int
+) -> None:
+    """C081: the index of a store so small needs room in the middle of a batch."""
+    storage = open_store(fast_path, max_bytes=max_bytes)
+    for name in range(3):
+        keys = chain(name, 40)
+        outcomes = write(storage, keys)
+        num_good = sum(outcome.good for outcome in outcomes)
+        assert num_good > 0
+        assert storage.batch_exists(keys) == num_good
+    verify_index(fast_path)
     storage.close()
 
 
