@@ -1,6 +1,7 @@
 """The directory of a store: what makes it one, and who may set it up.
 
 FORMAT                          what the directory is; locked while somebody opens the store
+UNSYNCED                        set while a power loss can tear the index, see `unsynced_mark`
 index/                          the LMDB environment
 data/<n>.pages, <n>.headers     segments
 owners/<16 hex>                 lock files of the processes that have the store open
@@ -13,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hicache.errors import ConfigError
@@ -30,6 +32,8 @@ DEFAULT_SEGMENT_BYTES = 16 << 30
 _FORMAT_NAME = "FORMAT"
 _MAGIC = "hicache page store"
 _MAX_FORMAT_BYTES = 4096
+_NAP_SECONDS = 0.01
+_MAX_NAPS = 100
 
 
 class StoreFormat(NamedTuple):
@@ -59,6 +63,15 @@ class StoreDirectory:
     def is_store(self) -> bool:
         """Whether somebody has set a store up here."""
         return os.path.exists(self._format)
+
+    @contextlib.contextmanager
+    def locked_soon(self) -> Iterator[bool]:
+        """Keep others from opening the store; give False when somebody is just doing that."""
+        fd = os.open(self._format, os.O_RDWR)
+        try:
+            yield _lock_soon(fd)
+        finally:
+            os.close(fd)
 
     @contextlib.contextmanager
     def locked(self, *, create: bool, segment_bytes: int) -> Iterator[StoreFormat]:
@@ -115,6 +128,22 @@ class StoreDirectory:
             f"{self.path} holds a page store of format version {version}; this version of hicache "
             f"reads version {FORMAT_VERSION}: choose another directory, or remove this one"
         )
+
+
+def _lock_soon(fd: int) -> bool:
+    for _ in range(_MAX_NAPS):
+        if _try_lock(fd):
+            return True
+        time.sleep(_NAP_SECONDS)
+    return False
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _describe_new(segment_bytes: int) -> bytes:

@@ -129,8 +129,8 @@ class _Readers:
 class Index:
     """Opens the environment and gives out transactions. Thread-safe.
 
-    A commit is on the disk in the order that LMDB needs to be sound after a power loss, which may
-    undo the newest commit. LMDB forbids to open an environment twice in a process: whoever uses
+    A commit outlives every process, but waits for no disk: `unsynced_mark` says what follows from
+    that for a power loss. LMDB forbids to open an environment twice in a process: whoever uses
     this class makes sure of that.
     """
 
@@ -159,7 +159,7 @@ class Index:
             self._env = lmdb.open(
                 path,
                 map_size=_MAP_BYTES,
-                metasync=False,
+                sync=False,
                 mode=0o666,
                 create=create,
                 readahead=False,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hicache.hashing import StorageNamespace
     from hicache.storage.page_store.directory import StoreDirectory, StoreFormat
     from hicache.storage.page_store.index import Index
+    from hicache.storage.page_store.unsynced_mark import UnsyncedMark
 
 __all__ = ["OpenStore"]
 
@@ -44,8 +45,14 @@ class OpenStore:
         parts: the same, for those that need only that.
     """
 
-    def __init__(self, directory: StoreDirectory, store_format: StoreFormat, index: Index) -> None:
-        """Take over an opened index; recover what dead processes left.
+    def __init__(
+        self,
+        directory: StoreDirectory,
+        store_format: StoreFormat,
+        index: Index,
+        mark: UnsyncedMark,
+    ) -> None:
+        """Take over an opened index, for which the mark is set; recover what dead processes left.
 
         Raises:
             OSError, lmdb.Error: nothing stays open but the index.
@@ -55,6 +62,7 @@ class OpenStore:
         self.index = index
         self.segments = Segments(directory.data)
         self.touches = Touches()
+        self._mark = mark
         dead = [o for o in list_owners(directory.owners) if not is_alive(directory.owners, o)]
         self._owner = Owner(directory.owners)
         self.parts = StoreParts(
@@ -129,6 +137,11 @@ class OpenStore:
         """Give leases back and close everything; to be called when no other call is under way."""
         with contextlib.suppress(OSError, lmdb.Error):
             self.allocator.close()
+        with contextlib.suppress(OSError, lmdb.Error), self.directory.locked_soon() as locked:
+            if locked:
+                self._sync_if_last()
+                # Before the lock goes, so that whoever closes next can be the last.
+                self._owner.close()
         self.index.close()
         self.segments.close()
         self._owner.close()
@@ -136,6 +149,17 @@ class OpenStore:
     def disown(self) -> None:
         """Let a parent's lock go, in a process that was forked from the one that opened this."""
         self._owner.disown()
+
+    def _sync_if_last(self) -> None:
+        """Let the index outlive a power loss if no other process has it open.
+
+        If one has, or this process dies instead, the mark stays, and costs a rebuild after a power
+        loss.
+        """
+        owners = set(list_owners(self.directory.owners)) - {self._owner.owner_id}
+        if self.index.present and not any(is_alive(self.directory.owners, o) for o in owners):
+            self.index.sync()
+            self._mark.clear()
 
     def _use_strictest(self) -> None:
         strictest = Limits()

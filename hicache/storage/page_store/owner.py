@@ -32,7 +32,7 @@ class Owner:
         """
         self.owner_id = secrets.token_bytes(8)
         self._path = f"{directory}/{self.owner_id.hex()}"
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -40,14 +40,18 @@ class Owner:
             raise
 
     def close(self) -> None:
-        """Give the lock up and remove its file, if that is still there."""
+        """Give the lock up and remove its file, if that is still there. Idempotent."""
+        if self._fd is None:
+            return
         with contextlib.suppress(OSError):
             os.unlink(self._path)
         os.close(self._fd)
+        self._fd = None
 
     def disown(self) -> None:
         """Close a descriptor inherited by a fork, which would keep a dead parent's lock."""
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 def is_alive(directory: str, owner_id: bytes) -> bool:

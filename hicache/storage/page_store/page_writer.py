@@ -252,24 +252,20 @@ class BatchWriter:
         except OSError as error:
             self.error = error
         else:
-            publication = self._store.publisher.publish(drafts, durable=self._batch.fsync)
-            self.error = publication.error or publication.sync_error or self.error
+            publication = self._store.publisher.publish(drafts)
+            self.error = publication.error or self.error
             num_published = len(publication.stored)
             for (index, draft), stored in zip(self._written, publication.stored, strict=False):
-                self._note_published(index, draft, stored, publication.sync_error)
+                self._note_published(index, draft, stored)
         for index, draft in self._written[num_published:]:
             assert self.error is not None
             self._fail(index, index + draft.group.num_pages, outcome_of(self.error))
             self._store.allocator.unclaim(BlockKind.PAYLOAD, draft.group.extents)
             self._store.allocator.unclaim(BlockKind.HEADER, [draft.group.header_extent])
 
-    def _note_published(
-        self, index: int, draft: Draft, stored: int, sync_error: Exception | None
-    ) -> None:
+    def _note_published(self, index: int, draft: Draft, stored: int) -> None:
         for position in range(draft.group.num_pages):
             outcome = PageOutcome.OK if stored >> position & 1 else PageOutcome.PRESENT
-            if sync_error is not None:
-                outcome = outcome_of(sync_error)
             self.outcomes[index + position] = outcome
 
 

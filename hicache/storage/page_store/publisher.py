@@ -38,19 +38,15 @@ class Publication:
 
     Attributes:
         drafts: in the order in which they are published.
-        durable: whether to wait until the commit is on the disk for good.
         stored: for each draft published so far, its pages that were stored by it, one bit each; the
             others were stored already.
         error: why the drafts behind those are not published, and never will be.
-        sync_error: why what is published may not outlive a power loss, although it should.
     """
 
-    def __init__(self, drafts: Sequence[Draft], *, durable: bool) -> None:
+    def __init__(self, drafts: Sequence[Draft]) -> None:
         self.drafts = drafts
-        self.durable = durable
         self.stored: list[int] = []
         self.error: Exception | None = None
-        self.sync_error: Exception | None = None
         self.room_was_made = False
 
     def is_done(self) -> bool:
@@ -65,7 +61,7 @@ class Publisher:
     """Puts written groups into the index. Thread-safe.
 
     Threads that want to publish while a commit is under way wait for it, and then the first of them
-    publishes for all: a commit waits for the disk, whatever the number of pages in it.
+    publishes for all: a commit costs something, whatever the number of pages in it.
     """
 
     def __init__(self, parts: StoreParts, allocator: Allocator, touches: Touches) -> None:
@@ -76,9 +72,9 @@ class Publisher:
         self._lock = threading.Lock()
         self._queue: list[Publication] = []
 
-    def publish(self, drafts: Sequence[Draft], *, durable: bool) -> Publication:
+    def publish(self, drafts: Sequence[Draft]) -> Publication:
         """Commit groups whose blocks this process has leased; returns when it is done."""
-        mine = Publication(drafts, durable=durable)
+        mine = Publication(drafts)
         with self._lock:
             self._queue.append(mine)
         while not mine.is_done():
@@ -118,7 +114,6 @@ class Publisher:
             return 2 * sum(draft.group.num_pages for _, draft in work)
         for (one, _), mask in zip(work, stored, strict=True):
             one.stored.append(mask)
-        self._sync([one for one, _ in work if one.durable])
         return 0
 
     def _publish_some(self, work: list[_Work]) -> list[int] | None:
@@ -162,15 +157,6 @@ class Publisher:
         if not stored:
             space.free(BlockKind.HEADER, [group.header_extent])
         return stored
-
-    def _sync(self, durable: list[Publication]) -> None:
-        if not durable:
-            return
-        try:
-            self._parts.index.sync()
-        except (OSError, lmdb.Error) as error:
-            for one in durable:
-                one.sync_error = error
 
 
 def _fail(work: list[_Work], error: Exception) -> None:

@@ -13,6 +13,7 @@ from hicache.storage.page_store.index import Index, IndexDamaged
 from hicache.storage.page_store.open_store import OpenStore
 from hicache.storage.page_store.owner import is_alive, list_owners
 from hicache.storage.page_store.rebuild import rebuild_index
+from hicache.storage.page_store.unsynced_mark import UnsyncedMark
 
 if TYPE_CHECKING:
     from hicache.storage.page_store.directory import StoreDirectory, StoreFormat
@@ -114,10 +115,13 @@ STORES = StoreRegistry()
 
 
 def _open(directory: StoreDirectory, store_format: StoreFormat) -> OpenStore:
-    """Open a store whose directory is locked; its index is rebuilt if it is damaged or missing."""
-    is_new = not os.listdir(directory.index) and not os.listdir(directory.data)
+    """Open a store whose directory is locked.
+
+    Its index is rebuilt if it is missing, is damaged, or may be since the machine went down.
+    """
+    mark = UnsyncedMark(directory.path)
     try:
-        index = Index(directory.index, store_format.store_id, create=is_new)
+        index = _open_index(directory, store_format, mark)
     except IndexDamaged as damage:
         owners = list_owners(directory.owners)
         if any(is_alive(directory.owners, owner_id) for owner_id in owners):
@@ -126,9 +130,21 @@ def _open(directory: StoreDirectory, store_format: StoreFormat) -> OpenStore:
             ) from damage
         num_pages = rebuild_index(directory, store_format)
         _LOGGER.warning("%s; rebuilt it from the headers: %d pages", damage, num_pages)
+        mark.set()
         index = Index(directory.index, store_format.store_id, create=False)
     try:
-        return OpenStore(directory, store_format, index)
+        return OpenStore(directory, store_format, index, mark)
     except BaseException:
         index.close()
         raise
+
+
+def _open_index(directory: StoreDirectory, store_format: StoreFormat, mark: UnsyncedMark) -> Index:
+    """Open the index as it is, or make one for a directory without anything."""
+    is_new = not os.listdir(directory.index) and not os.listdir(directory.data)
+    if mark.is_of_another_boot and not is_new:
+        raise IndexDamaged(
+            f"the machine went down while {directory.path} was in use, which can tear its index"
+        )
+    mark.set()
+    return Index(directory.index, store_format.store_id, create=is_new)

@@ -138,7 +138,7 @@ def test_with_fsync_pages_are_on_the_disk_before_they_are_in_the_index(
     storage = open_store(tmp_path, fsync=fsync)
     write(storage, KEYS[:1])
     calls: list[str] = []
-    transaction, sync, fdatasync = Index.transaction, Index.sync, os.fdatasync
+    transaction, fdatasync = Index.transaction, os.fdatasync
 
     def note_file(fd: int) -> None:
         calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).split(".")[1])
@@ -148,17 +148,12 @@ def test_with_fsync_pages_are_on_the_disk_before_they_are_in_the_index(
         calls.append("commit")
         return transaction(self)
 
-    def note_sync(self: Index) -> None:
-        calls.append("sync")
-        sync(self)
-
     monkeypatch.setattr(os, "fdatasync", note_file)
     monkeypatch.setattr(Index, "transaction", note_transaction)
-    monkeypatch.setattr(Index, "sync", note_sync)
     assert write(storage, KEYS[1:], parent=KEYS[0]) == [OK] * 3
     if fsync:
         assert sorted(calls[:2]) == ["headers", "pages"]
-        assert calls[2:] == ["commit", "sync"]
+        assert calls[2:] == ["commit"]
     else:
         assert calls == ["commit"]
     storage.close()

@@ -243,7 +243,7 @@ def test_the_directory_says_what_it_is(tmp_path: Path) -> None:
     assert (record["magic"], record["version"]) == ("hicache page store", 1)
     assert record["block_bytes"] == BLOCK_BYTES
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"FORMAT", "index", "data", "owners"}
+    assert names == {"FORMAT", "UNSYNCED", "index", "data", "owners"}
     storage.close()
     assert list((tmp_path / "owners").iterdir()) == []
 
