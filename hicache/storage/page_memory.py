@@ -84,12 +84,12 @@ class PageViews(NamedTuple):
         for start, end in itertools.pairwise(self.bounds):
             yield self.pieces[start:end]
 
-    def checksums(self) -> list[bytes]:
-        """Return the `page_checksum` of each page."""
+    def checksums(self) -> bytes:
+        """Return the `page_checksum` of each page, one after the other."""
         pieces = self.all_pieces()
         if len(pieces) == self.num_pages:
-            return list(map(xxhash.xxh3_128_digest, pieces))
-        return list(map(page_checksum, self.each()))
+            return b"".join(map(xxhash.xxh3_128_digest, pieces))
+        return b"".join(map(page_checksum, self.each()))
 
 
 class HostRegions:
@@ -148,8 +148,10 @@ class BatchMemory:
     def whole(self, start: int, num_pages: int, page_bytes: int) -> memoryview | None:
         """Return the memory of some pages as one, if it is; all are `page_bytes` long."""
         pages = self._pages[start : start + num_pages]
-        first = pages[0][0].address
+        first, last = pages[0][0].address, pages[-1][0].address
         behind = first + num_pages * page_bytes
+        if last != behind - page_bytes:
+            return None
         addresses = [page[0][0] for page in pages if len(page) == 1]
         if addresses != list(range(first, behind, page_bytes)):
             return None

@@ -133,5 +133,7 @@ class StoreAccess:
         except BaseException:
             STORES.release(store)
             raise
-        transfer = PageTransfer(store.segments, direct=self._direct)
+        transfer = PageTransfer(
+            store.segments, direct_with=store.checkers if self._direct else None
+        )
         return Access(store, namespace_id, page_name(namespace_id), transfer)

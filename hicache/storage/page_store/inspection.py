@@ -187,7 +187,7 @@ def verify_pages(path: str, *, remove_damaged: bool = False) -> Iterator[StoredP
         OSError, lmdb.Error: it cannot be read.
     """
     with _opened(path) as store:
-        transfer = PageTransfer(store.segments, direct=False)
+        transfer = PageTransfer(store.segments)
         for group, state in _groups(store):
             buffer = bytearray(group.page_bytes)
             memory = BatchMemory(HostRegions(), [page_over(buffer)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenStore"]
 
+_NUM_CHECKERS = 2
+
 
 class OpenStore:
     """Index, segments and leases of a store. Thread-safe.
@@ -42,6 +45,7 @@ class OpenStore:
         touches: uses of groups that the index has not been told.
         allocator: hands out blocks.
         publisher: commits what was written.
+        checkers: threads for checksums; they do nothing that can hang.
         parts: the same, for those that need only that.
     """
 
@@ -74,6 +78,7 @@ class OpenStore:
         )
         self.allocator = Allocator(self.parts, self.touches)
         self.publisher = Publisher(self.parts, self.allocator, self.touches)
+        self.checkers = ThreadPoolExecutor(_NUM_CHECKERS, "hicache-checksums")
         # Guards the limits below.
         self._lock = threading.Lock()
         self._limits: list[Limits] = []
@@ -135,6 +140,7 @@ class OpenStore:
 
     def close(self) -> None:
         """Give leases back and close everything; to be called when no other call is under way."""
+        self.checkers.shutdown()
         with contextlib.suppress(OSError, lmdb.Error):
             self.allocator.close()
         with contextlib.suppress(OSError, lmdb.Error), self.directory.locked_soon() as locked:

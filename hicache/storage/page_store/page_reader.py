@@ -61,7 +61,7 @@ def read_pages(
                 return ReadPages(done, PageOutcome.TIMEOUT)
             part = views.part(done, step)
             num_whole = transfer.read(layout, done, part)
-            found = b"".join(part.part(0, num_whole).checksums())
+            found = part.part(0, num_whole).checksums()
             expected = span.checksums[done * CHECKSUM_BYTES : (done + step) * CHECKSUM_BYTES]
             if found != expected:
                 num_sound = _num_equal(found, expected)
@@ -97,27 +97,38 @@ def _read_plainly(
     Returns:
         How many are verified; somebody else has to look at the next, if there is one.
     """
-    num_pages, pieces = span.num_pages, views.pieces
-    stride_bytes, chunk_bytes = span.layout.stride_bytes, transfer.chunk_bytes
-    step = max(1, chunk_bytes // stride_bytes)
-    checksums = span.checksums
-    done = 0
+    num_pages, stride_bytes = span.num_pages, span.layout.stride_bytes
+    if len(views.pieces) != num_pages:
+        return 0
+    step = max(1, transfer.chunk_bytes // stride_bytes)
+    # What checks the pages of each step; the disk need not wait for the checksums.
+    found: list[Callable[[], bytes]] = []
     with contextlib.suppress(OSError):
-        place = transfer.plain_place(span.layout, pieces) if len(pieces) == num_pages else None
-        while place is not None and done < num_pages and not expired():
-            fd, offset = place[0], place[1] + done * stride_bytes
-            part = pieces[done : done + step]
-            if stride_bytes > 2 * chunk_bytes:
-                found = _read_and_hash(fd, offset, part[0], chunk_bytes)
-            else:
-                num_bytes = len(part) * stride_bytes
-                if read_at(fd, part, offset, num_bytes) < num_bytes:
-                    break
-                found = b"".join(map(xxhash.xxh3_128_digest, part))
-            if found != checksums[done * CHECKSUM_BYTES : (done + step) * CHECKSUM_BYTES]:
+        place = transfer.plain_place(span.layout, views.pieces)
+        for start in range(0, num_pages if place else 0, step):
+            assert place is not None
+            if expired():
                 break
-            done += len(part)
-    return done
+            part = views.part(start, step)
+            check = _read_step(transfer, place[0], place[1] + start * stride_bytes, part)
+            if check is None:
+                break
+            found.append(check)
+    return _num_equal(b"".join(check() for check in found), span.checksums)
+
+
+def _read_step(
+    transfer: PageTransfer, fd: int, offset: int, pages: PageViews
+) -> Callable[[], bytes] | None:
+    """Read pages that lie in one piece; return what gives their checksums, or `None`."""
+    pieces, chunk_bytes = pages.all_pieces(), transfer.chunk_bytes
+    num_bytes = sum(map(len, pieces))
+    if len(pieces) == 1 and num_bytes > 2 * chunk_bytes:
+        checksum = _read_and_hash(fd, offset, pieces[0], chunk_bytes)
+        return None if checksum is None else lambda: checksum
+    if read_at(fd, pieces, offset, num_bytes) < num_bytes:
+        return None
+    return transfer.begin_checksums(pages)
 
 
 def _read_and_hash(fd: int, offset: int, memory: memoryview, chunk_bytes: int) -> bytes | None:
@@ -133,7 +144,9 @@ def _read_and_hash(fd: int, offset: int, memory: memoryview, chunk_bytes: int) -
 
 
 def _num_equal(left: bytes, right: bytes) -> int:
-    """Return how many leading checksums are equal."""
+    """Return how many leading checksums are equal; the right has at least as many as the left."""
+    if right.startswith(left):
+        return len(left) // CHECKSUM_BYTES
     for number in range(len(left) // CHECKSUM_BYTES):
         end = (number + 1) * CHECKSUM_BYTES
         if left[:end] != right[:end]:

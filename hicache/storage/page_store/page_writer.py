@@ -10,6 +10,7 @@ import xxhash
 
 from hicache.storage.page_store.blocks import BlockKind, count_blocks, cut
 from hicache.storage.page_store.group import (
+    CHECKSUM_BYTES,
     KEY_BYTES,
     MAX_PAGES,
     NO_CHECKSUM,
@@ -191,11 +192,11 @@ class BatchWriter:
             tuple(claim.extents),
         )
         checksums, whole_checksum, failure = self._write_payloads(index, group)
-        num_pages = len(checksums)
+        num_pages = len(checksums) // CHECKSUM_BYTES
         used = group.layout.extents_of(0, num_pages)
         group = group._replace(
             keys=group.keys[: num_pages * KEY_BYTES],
-            checksums=b"".join(checksums),
+            checksums=checksums,
             whole_checksum=whole_checksum,
             extents=tuple(used),
         )
@@ -214,12 +215,12 @@ class BatchWriter:
             self._store.allocator.unclaim(BlockKind.HEADER, [claim.header])
         return num_pages, failure
 
-    def _write_payloads(self, index: int, group: Group) -> tuple[list[bytes], bytes, PageOutcome]:
+    def _write_payloads(self, index: int, group: Group) -> tuple[bytes, bytes, PageOutcome]:
         """Write pages until one cannot be; return their checksums, that of all, and the reason."""
         batch, num_pages = self._batch, group.num_pages
         layout = group.layout
         step = max(1, self._transfer.chunk_bytes // layout.stride_bytes)
-        checksums: list[bytes] = []
+        checksums = b""
         whole = xxhash.xxh3_128()
         failure = PageOutcome.OK
         for done in range(0, num_pages, step):
@@ -227,14 +228,17 @@ class BatchWriter:
                 failure = PageOutcome.TIMEOUT
                 break
             part = batch.memory.views(index + done, min(step, num_pages - done))
-            added = part.checksums()
+            added = self._transfer.begin_checksums(part)
             try:
                 self._transfer.write(layout, done, part)
             except OSError as error:
                 self.error = error
                 failure = outcome_of(error)
+            # Also after a failure: somebody may still read the memory.
+            added_checksums = added()
+            if failure is not PageOutcome.OK:
                 break
-            checksums += added
+            checksums += added_checksums
             if batch.page_bytes < WHOLE_LIMIT_BYTES:
                 for piece in part.all_pieces():
                     whole.update(piece)

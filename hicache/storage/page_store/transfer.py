@@ -13,7 +13,8 @@ from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind, blocks_for
 from hicache.storage.vectored_io import read_at, split_buffers, write_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor
 
     from hicache.storage.page_memory import PageViews
     from hicache.storage.page_store.blocks import Extent
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["PageTransfer"]
 
 _CHUNK_BYTES = 512 << 10
-_DIRECT_CHUNK_BYTES = 8 << 20
+_DIRECT_CHUNK_BYTES = 2 << 20
 """For direct I/O, where the disk wants large requests."""
+
+_STAGING_BYTES = 8 << 20
 
 _MAX_SPARE_BUFFERS = 4
 
@@ -38,13 +41,18 @@ class PageTransfer:
     a buffer for each call, of which a few are kept. When the file system refuses direct I/O, all is
     buffered from then on.
 
+    A disk is slower than a checksum over what it has moved, but not by so much that it could wait
+    for it: with direct I/O other threads compute them meanwhile.
+
     Attributes:
         num_direct_refusals: how often the file system has refused direct I/O: once at most.
     """
 
-    def __init__(self, segments: Segments, *, direct: bool) -> None:
+    def __init__(self, segments: Segments, *, direct_with: Executor | None = None) -> None:
+        """Use opened segments; direct I/O is for those who give threads for the checksums."""
         self._segments = segments
-        self._direct = direct
+        self._direct = direct_with is not None
+        self._checkers = direct_with
         self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.
@@ -57,6 +65,17 @@ class PageTransfer:
     def chunk_bytes(self) -> int:
         """How much to move with one call: the checksum then finds the bytes in a cache."""
         return _DIRECT_CHUNK_BYTES if self._direct else _CHUNK_BYTES
+
+    def begin_checksums(self, pages: PageViews) -> Callable[[], bytes]:
+        """Return a function that returns the checksums of pages in a row; it may wait for them.
+
+        Without direct I/O they are computed now, while the bytes are in a cache. With it, somebody
+        has to call the function before the memory may be used for anything else.
+        """
+        if self._checkers is None:
+            checksums = pages.checksums()
+            return lambda: checksums
+        return self._checkers.submit(pages.checksums).result
 
     def read(self, layout: PageLayout, first: int, target: PageViews) -> int:
         """Read pages from the `first` on into memory.
@@ -189,7 +208,7 @@ class PageTransfer:
         try:
             buffer = self._spare_buffers.pop()
         except IndexError:
-            buffer = mmap.mmap(-1, max(num_bytes, _DIRECT_CHUNK_BYTES))
+            buffer = mmap.mmap(-1, max(num_bytes, _STAGING_BYTES))
         if len(buffer) < num_bytes:
             buffer = mmap.mmap(-1, num_bytes)
         with memoryview(buffer) as whole, whole[:num_bytes] as view:
