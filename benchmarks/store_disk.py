@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import check
+import xxhash
+
+from benchmarks.harness import CheckFailed, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     _Call = tuple[int, list[memoryview], int]
 
 __all__ = [
+    "CheckedReads",
     "PackedFile",
     "conditions",
     "drop_page_cache",
@@ -27,6 +30,8 @@ __all__ = [
     "huge_page_choices",
     "scratch_folder",
 ]
+
+_CHUNK_BYTES = 512 << 10
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 
@@ -166,12 +171,27 @@ class PackedFile:
         """Close the file that is read."""
         os.close(self._kept)
 
-    def _read(self, fd: int, shares: Sequence[Sequence[Part]]) -> float:
+    def checked(self) -> CheckedReads:
+        """Return the same reads with a checksum over every page."""
+        return CheckedReads(self, self._memory)
+
+    def read_kept(self, turn: Turn, run: Callable[[list[_Call]], None], name: str) -> float:
+        """Return how long `run` took for the calls of each thread, which read the file."""
+        return self._read(self._kept, self._memory.pages.deal(turn), run, name)
+
+    def _read(
+        self,
+        fd: int,
+        shares: Sequence[Sequence[Part]],
+        run: Callable[[list[_Call]], None] | None = None,
+        name: str | None = None,
+    ) -> float:
         memory = self._memory
         memory.spoil(shares)
         calls = self._calls(fd, memory.target, shares)
-        seconds = memory.threads.time([partial(_run, os.preadv, share) for share in calls])
-        memory.check(shares, self.name)
+        run = run or partial(_run, os.preadv)
+        seconds = memory.threads.time([partial(run, share) for share in calls])
+        memory.check(shares, name or self.name)
         return seconds
 
     def _calls(self, fd: int, memory: Bytes, shares: Sequence[Sequence[Part]]) -> list[list[_Call]]:
@@ -191,6 +211,42 @@ class PackedFile:
             ]
             for share in shares
         ]
+
+
+class CheckedReads:
+    """Reads a `PackedFile` as a store must that trusts no disk: with a checksum over every page.
+
+    It reads as much at a time as a processor's cache holds, so that the checksum finds it there.
+    What a store takes longer than this, it takes for more than bytes and checksums.
+    """
+
+    name = "preadv_xxh3"
+
+    def __init__(self, file: PackedFile, memory: Memory) -> None:
+        self._file = file
+        self._step = max(1, _CHUNK_BYTES // memory.pages.page_bytes)
+        source = memory.source
+        self._expected = {
+            b"".join(xxhash.xxh3_128_digest(source[row]) for row in part.rows)
+            for part in memory.home
+        }
+
+    def read(self, turn: Turn) -> float:
+        """See `Side.read`."""
+        return self._file.read_kept(turn, self._run, self.name)
+
+    def write(self, turn: Turn) -> float:
+        """Refuse: there is nothing to check before it is written."""
+        raise CheckFailed(f"{self.name} does not write {turn.num_batches} batches")
+
+    def _run(self, calls: list[_Call]) -> None:
+        for fd, buffers, offset in calls:
+            digests: list[bytes] = []
+            for start in range(0, len(buffers), self._step):
+                part = buffers[start : start + self._step]
+                offset += os.preadv(fd, part, offset)
+                digests += map(xxhash.xxh3_128_digest, part)
+            check(b"".join(digests) in self._expected, f"{self.name} reads other bytes")
 
 
 def _run(move: Callable[[int, list[memoryview], int], int], calls: list[_Call]) -> None:

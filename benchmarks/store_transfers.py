@@ -106,7 +106,8 @@ class TransferRows:
                     system.open(memory.pages, folder / system.name, huge_pages=memory.huge_pages)
                     system.keep(max(self.sizes.threads))
             sides: list[Side] = [store, MemcpySide(memory), file, *systems]
-            rows = self._rows("read_warm", "read", sides, memory, folder)
+            readers = [*sides[:3], file.checked(), *sides[3:]]
+            rows = self._rows("read_warm", "read", readers, memory, folder)
             # The same file, named after the other call.
             file.name = "pwritev"
             return rows + self._rows("write_warm", "write", sides, memory, folder)
@@ -117,7 +118,8 @@ class TransferRows:
             folder, memory = self._prepare(stack, page_bytes, huge_pages=False)
             store = self._store(stack, memory, folder)
             file = self._file(stack, memory, folder, "preadv")
-            return self._rows("read_warm", "read", [store, file], memory, folder)
+            sides: list[Side] = [store, file, file.checked()]
+            return self._rows("read_warm", "read", sides, memory, folder)
 
     def cold(self) -> list[Result]:
         """Measure both ways past the page cache; nothing, saying so, where that does not work."""

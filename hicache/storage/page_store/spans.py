@@ -52,7 +52,7 @@ def span_of(group: Group, first: int, num_pages: int = 1, *, start: int = 0) -> 
 def join_runs(runs: Iterable[Run], namespace_digest: bytes) -> list[Span]:
     """Return the pages of leading runs as spans, neighbours on the disk joined.
 
-    Whole groups of some length stay as they are, because their pages can be verified at once. Ends
+    Whole groups of some length stay as they are where their pages can be verified at once. Ends
     before the first run whose record is not sound or not one of this namespace.
     """
     spans: list[Span] = []
@@ -69,7 +69,8 @@ def join_runs(runs: Iterable[Run], namespace_digest: bytes) -> list[Span]:
 
 
 def _can_be_joined(left: Span, right: Span) -> bool:
-    if max(left.num_pages, right.num_pages) >= _MANY_PAGES:
+    many = max(left.num_pages, right.num_pages) >= _MANY_PAGES
+    if many and (left.whole_checksum, right.whole_checksum) != (NO_CHECKSUM, NO_CHECKSUM):
         return False
     last, first = left.layout.extents[-1], right.layout.extents[0]
     return (last.segment, last.end) == (first.segment, first.block)

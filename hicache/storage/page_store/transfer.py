@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["PageTransfer"]
 
 _CHUNK_BYTES = 512 << 10
-_DIRECT_CHUNK_BYTES = 2 << 20
+_DIRECT_CHUNK_BYTES = 4 << 20
 """For direct I/O, where the disk wants large requests."""
 
 _STAGING_BYTES = 8 << 20
