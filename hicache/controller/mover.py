@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hicache.controller.records import LoadJob, Result, StorageJob, StorageReport, WriteJob
     from hicache.controller.storage_tier import StorageTier
     from hicache.device import Device, Event, Stream
-    from hicache.pools import HostKVPool
+    from hicache.pools import CpLayouts, HostKVPool
     from hicache.transfer import LayerDoneCounter, TransferEngine, TransferPlan
     from hicache.types import OperationId
 
@@ -98,6 +98,8 @@ class LocalMover:
         pairs: pools by page id, the model's KV first. The mover closes the host pools.
         counter: the slots of the loads; the device pool waits on it.
         storage: the store's side; closed with the mover.
+        cp: where pages are that context-parallel ranks share; by default this rank has all. Jobs
+            name logical pages then, and this rank copies those that it owns: none is a copy too.
         clock: for measuring how long copies take.
     """
 
@@ -109,8 +111,10 @@ class LocalMover:
         counter: LayerDoneCounter,
         storage: StorageTier,
         clock: Clock,
+        cp: CpLayouts | None = None,
     ) -> None:
         self._device = device
+        self._cp = cp
         self._pairs = tuple(pairs)
         self._counter = counter
         self._storage = storage
@@ -233,7 +237,9 @@ class LocalMover:
         return stopped
 
     def _plans(self, job: WriteJob | LoadJob) -> list[TransferPlan]:
-        return [pair.engine.plan(job.device_pages, job.host_pages) for pair in self._pairs]
+        pages = (job.device_pages, job.host_pages)
+        device_pages, host_pages = pages if self._cp is None else self._cp.owned_pairs(*pages)
+        return [pair.engine.plan(device_pages, host_pages) for pair in self._pairs]
 
     def _new_copy(self, job: WriteJob | LoadJob, plans: Sequence[TransferPlan]) -> RunningCopy:
         num_bytes = sum(

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from hicache.pools.allocator import PageAllocator
 from hicache.pools.base import Allocator, DevicePool, LayerCounter, ReportsLayerEnds
+from hicache.pools.cp_allocator import CpPageAllocator, KnowsOwners, alloc_like
+from hicache.pools.cp_layout import CpLayout, CpLayouts, CpSharedKVLayout
 from hicache.pools.device import DeviceKVPool
 from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
 from hicache.pools.indices import SlotTable, expand_pages, pages_of_slots
@@ -18,15 +20,21 @@ from hicache.pools.rows import DeviceRowPool
 
 __all__ = [
     "Allocator",
+    "CpLayout",
+    "CpLayouts",
+    "CpPageAllocator",
+    "CpSharedKVLayout",
     "DeviceKVPool",
     "DeviceMlaPool",
     "DevicePool",
     "DeviceRowPool",
     "HostKVPool",
+    "KnowsOwners",
     "LayerCounter",
     "PageAllocator",
     "ReportsLayerEnds",
     "SlotTable",
+    "alloc_like",
     "create_host_pool",
     "expand_pages",
     "host_pool_pages",
