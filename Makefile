@@ -31,8 +31,9 @@ test: setup  ## lint, types, layers and all tests that need no GPU
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m 'not gpu'
 
-simulate: setup  ## a minute of simulations with faults at every point, each of a fresh seed
+simulate: setup  ## simulations with faults at every point, for a minute and a half, each of a fresh seed
 	$(BIN)/hicache simulate --seconds 60
+	$(BIN)/hicache simulate --ranks 2 --seconds 30
 
 bench: setup  ## the benchmarks, beside SGLang and LMCache where they are; results in build/bench
 	mkdir -p build/bench

@@ -15,14 +15,14 @@ import dataclasses
 import itertools
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from benchmarks.harness import Bar, Result, Step, alternate, check, summarise
 from benchmarks.prompt import one_torch_thread
-from hicache.layout import Axis, HostLayout, KVGeometry, host_shape
+from hicache.layout import DTYPE_BYTES, Axis, HostLayout, KVGeometry, host_shape
 from hicache.pools import DeviceKVPool, create_host_pool
 from hicache.storage.base import Piece
 from hicache.storage.page_memory import page_views
@@ -65,8 +65,8 @@ class Sizes:
     @classmethod
     def full(cls) -> Sizes:
         """Return the geometries of a small and of a large model, with small and large pages."""
-        small = {"num_layers": 30, "num_kv_heads": 3, "head_dim": 64}
-        large = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128}
+        small: dict[str, Any] = {"num_layers": 30, "num_kv_heads": 3, "head_dim": 64}
+        large: dict[str, Any] = {"num_layers": 32, "num_kv_heads": 8, "head_dim": 128}
         return cls(
             geometries=tuple(
                 KVGeometry(**shape, dtype=dtype, page_size=page_size)
@@ -224,10 +224,11 @@ class _Pools:
         self, direction: str, device_pages: IntArray, host_pages: IntArray, layout: HostLayout
     ) -> list[tuple[Bytes, Bytes]]:
         """Return (target, source) of each run of pages in each part of a layer."""
-        shape = host_shape(self.geometry, layout, self._num_pages)
-        axes = [axis for axis in Axis if axis not in (Axis.HEAD, Axis.DIM)]
-        host = self._target.reshape(*shape[:4], self.geometry.row_bytes)
-        host = host.transpose([layout.axes.index(axis) for axis in axes] + [4])
+        *shape, head_dim = host_shape(self.geometry, layout, self._num_pages)
+        head_bytes = head_dim * DTYPE_BYTES[self.geometry.dtype]
+        host = self._target.reshape(*shape, head_bytes)
+        host = host.transpose([layout.axes.index(axis) for axis in Axis])
+        content = self.content.reshape(host.shape)
         breaks = (np.diff(device_pages) != 1) | (np.diff(host_pages) != 1)
         starts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(device_pages)]
         runs = [
@@ -236,7 +237,7 @@ class _Pools:
             for start, end in itertools.pairwise(starts)
         ]  # fmt: skip
         pairs = [
-            (host[part, layer, there], self.content[part, layer, here])
+            (host[part, layer, there], content[part, layer, here])
             for part in range(2)
             for layer in range(self.geometry.num_layers)
             for there, here in runs
@@ -268,12 +269,17 @@ class _Pools:
             source = source_of.get(page)
             expected = bytes([_UNTOUCHED]) * self.geometry.page_bytes
             if source is not None:
-                rows = self.content[:, :, source]
-                if self.layout is HostLayout.PAGE_FIRST:
-                    # Token by token, each with all its layers; elsewhere layer by layer.
-                    rows = rows.transpose(0, 2, 1, 3)
-                expected = rows.tobytes()
+                expected = self._in_order(self.content[:, :, source]).tobytes()
             check(found == expected, f"a write leaves other bytes in host page {page}")
+
+    def _in_order(self, rows: Bytes) -> Bytes:
+        """Return `[2, layers, page_size, bytes of a row]` of a page in the layout's order."""
+        if self.layout is HostLayout.PAGE_FIRST:
+            return rows.transpose(0, 2, 1, 3)
+        if self.layout is HostLayout.PAGE_HEAD:
+            heads = rows.reshape(*rows.shape[:3], self.geometry.num_kv_heads, -1)
+            return heads.transpose(3, 0, 1, 2, 4)
+        return rows
 
     def _pieces(self, page: int) -> Page:
         return tuple(Piece(*piece) for piece in self._host.page_pieces(page))

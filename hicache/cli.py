@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from hicache import __version__
 from hicache.errors import ConfigError, HiCacheError
 from hicache.layout import HostLayout
+from hicache.replay.arguments import add_replay
 from hicache.types import PrefetchPolicy, WritePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache.engine.demo import DemoArguments
+    from hicache.replay.arguments import ReplayArguments
 
 __all__ = ["main"]
 
@@ -44,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_simulate(commands)
+    add_replay(commands, run=_run_replay)
     _add_storage(commands)
     return parser
 
@@ -79,13 +82,41 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument("--write-policy", choices=_values(WritePolicy), default="write_through")
     demo.add_argument("--prefetch-policy", choices=_values(PrefetchPolicy), default="wait_complete")
-    demo.add_argument("--layout", choices=_values(HostLayout), default="page_first_direct")
+    demo.add_argument(
+        "--layout",
+        choices=_values(HostLayout),
+        help="of L2 and L3 (default: page_head if ranks change, else page_first_direct)",
+    )
     demo.add_argument(
         "--page-size", type=int, default=16, metavar="TOKENS", help="tokens in a page"
     )
     demo.add_argument("--seed", type=int, default=0, help="decides files, questions and order")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     demo.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
+    _add_ranks(demo)
+    _add_serving(demo)
+    demo.set_defaults(run=_run_demo, **_SERVING)
+
+
+def _add_ranks(demo: argparse.ArgumentParser) -> None:
+    ranks = demo.add_argument_group(
+        "ranks",
+        "The model is spread over processes, each with its own part of every page and of L2, that "
+        "agree on what is cached. Answers are compared with those of the same ranks without a "
+        "cache.",
+    )
+    ranks.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks")
+    ranks.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages")
+    ranks.add_argument(
+        "--restart-tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tensor-parallel ranks after the restart; another number reads the same L3 by head",
+    )
+
+
+def _add_serving(demo: argparse.ArgumentParser) -> None:
     serving = demo.add_argument_group(
         "serving",
         "With --serve the conversations go on round after round in one process, without the check "
@@ -100,7 +131,6 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     serving.add_argument("--rounds", type=int, metavar="N", help="stop after N rounds")
     serving.add_argument("--pause", type=float, metavar="SECONDS", help="between two rounds")
-    demo.set_defaults(run=_run_demo, **_SERVING)
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
@@ -116,6 +146,9 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         layout=arguments.layout,
         page_size=arguments.page_size,
         seed=arguments.seed,
+        tp=arguments.tp,
+        pp=arguments.pp,
+        restart_tp=arguments.restart_tp,
         json_path=arguments.json,
         html_path=arguments.html,
     )
@@ -130,6 +163,8 @@ def _run_demo(arguments: argparse.Namespace) -> int:
 def _serve_demo(chosen: DemoArguments, arguments: argparse.Namespace) -> int:
     if chosen.json_path is not None or chosen.html_path is not None:
         raise ConfigError("--json and --html report on a whole run; leave them out with --serve")
+    if (chosen.tp, chosen.pp, chosen.restart_tp) != (1, 1, 1):
+        raise ConfigError("--serve runs on one rank; leave out --tp, --pp and --restart-tp")
     try:
         from hicache.server.serving_demo import ServeArguments, run_serving_demo
     except ModuleNotFoundError as error:
@@ -151,21 +186,21 @@ def _serve_demo(chosen: DemoArguments, arguments: argparse.Namespace) -> int:
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     simulate = commands.add_parser(
         "simulate",
-        help="run a whole rank with injected faults on simulated time and check every step",
+        help="run whole ranks with injected faults on simulated time and check every step",
         description=(
             "Random requests meet copies and storage that fail, hang and come too late, on a "
             "simulated clock with simulated streams and workers. Every invariant is checked after "
             "every step, and how often each fault met each state of each movement is counted."
         ),
         epilog=(
-            "A run follows from its seed and its number of steps alone: the same two show the same "
-            "failure again. Exit status: 0 all well, 1 an invariant is broken or a long run has "
-            "not seen all that it must see, 2 an option cannot work."
+            "A run follows from its seed and its numbers of steps and ranks alone: the same three "
+            "show the same failure again. Exit status: 0 all well, 1 an invariant is broken or a "
+            "long run has not seen all that it must see, 2 an option cannot work."
         ),
     )
     seeds = simulate.add_mutually_exclusive_group()
     seeds.add_argument(
-        "--seed", type=int, default=0, help="one run, and which (default: %(default)s)"
+        "--seed", type=int, default=0, help="of the first run (default: %(default)s)"
     )
     seeds.add_argument(
         "--seconds",
@@ -179,6 +214,16 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     simulate.add_argument(
         "--steps", type=int, default=20_000, metavar="N", help="of each run (default: %(default)s)"
     )
+    simulate.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="runs, of N seeds (default: %(default)s)"
+    )
+    simulate.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="R",
+        help="that hold equal trees, each with faults of its own (default: %(default)s)",
+    )
     simulate.add_argument("--json", type=Path, metavar="FILE", help="write the counts as JSON")
     simulate.set_defaults(run=_run_simulate)
 
@@ -190,12 +235,21 @@ def _run_simulate(arguments: argparse.Namespace) -> int:
     return run_simulate(
         SimulateArguments(
             seed=arguments.seed,
+            num_seeds=arguments.seeds,
             steps=arguments.steps,
+            ranks=arguments.ranks,
             seconds=arguments.seconds,
             json_path=arguments.json,
         ),
         say=_say,
     )
+
+
+def _run_replay(chosen: ReplayArguments) -> int:
+    # Here, because only this reads traces.
+    from hicache.replay.command import run_replay
+
+    return run_replay(chosen, write=_print, say=_say)
 
 
 def _add_storage(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,6 +8,8 @@
     |- StorageError          an L3 backend that cannot do what it was asked
     |  |- StorageTimeout     ... before its deadline
     |  `- CorruptPage        ... because the stored bytes are not the ones that were written
+    |- RanksLostError        a rank of the engine that is gone, or silent past its deadline
+    |- RanksDivergedError    ranks that should hold equal trees and do not
     |- InvariantViolation    the cache's own state contradicts itself (a bug in hicache)
     `- ClosedError           a call on something that was closed
 
@@ -25,6 +27,8 @@ __all__ = [
     "HiCacheError",
     "InvariantViolation",
     "OwnershipError",
+    "RanksDivergedError",
+    "RanksLostError",
     "StorageError",
     "StorageTimeout",
     "TransferError",
@@ -61,6 +65,22 @@ class StorageTimeout(StorageError):
 
 class CorruptPage(StorageError):
     """Stored bytes are not the bytes that were written."""
+
+
+class RanksLostError(HiCacheError):
+    """A rank is gone or has been silent past the deadline; nothing is agreed with the others now.
+
+    Whoever is left ends what it has by itself. A rank that comes back is not taken in again:
+    restart the engine.
+    """
+
+
+class RanksDivergedError(HiCacheError):
+    """Ranks that should be equal are not: their trees, their options, or the calls they make.
+
+    Raised on all ranks in the same call. There is no way on: ranks that take different prefixes for
+    cached compute over different tokens, and wrong KV is worse than an engine that stops.
+    """
 
 
 class InvariantViolation(HiCacheError):

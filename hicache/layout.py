@@ -10,6 +10,7 @@ room: MLA is stored as if it had neither parts nor heads.
     layer_first         part, layer, page, token, head, dim    parts * layers pieces a page
     page_first          page, part, token, layer, head, dim    1 piece a page
     page_first_direct   page, part, layer, token, head, dim    1 piece a page
+    page_head           page, head, part, layer, token, dim    1 piece a page, and 1 a head of it
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from hicache.errors import ConfigError, OwnershipError
 
 __all__ = [
     "DTYPE_BYTES",
     "Axis",
+    "HeadRange",
     "HostLayout",
     "KVGeometry",
     "MlaGeometry",
@@ -34,7 +36,13 @@ __all__ = [
     "pieces",
 ]
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 """Bytes in one element, by the name of its type; torch uses the same names."""
 
 
@@ -60,6 +68,10 @@ class HostLayout(str, Enum):
     """A page is one piece, layer by layer: for storage too, and a layer of a page copies as one."""
     LAYER_FIRST = "layer_first"
     """The device pool's own order: runs of pages copy as one block, a page is many pieces."""
+    PAGE_HEAD = "page_head"
+    """A page is one piece, head by head, so that neighbouring heads of it are one piece as well:
+    ranks with other shares of the heads can read what was stored by head. Inside a head it is
+    layer by layer, because a layer's tokens of a head then copy as one block."""
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -83,7 +95,16 @@ _AXES = {
         Axis.DIM,
     ),
     HostLayout.LAYER_FIRST: (Axis.PART, Axis.LAYER, Axis.PAGE, Axis.TOKEN, Axis.HEAD, Axis.DIM),
+    HostLayout.PAGE_HEAD: (Axis.PAGE, Axis.HEAD, Axis.PART, Axis.LAYER, Axis.TOKEN, Axis.DIM),
 }
+
+
+class HeadRange(NamedTuple):
+    """KV heads `first` up to `last`, exclusive, of the `total` that a layer of the model has."""
+
+    first: int
+    last: int
+    total: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,19 +113,24 @@ class PageGeometry(ABC):
 
     Attributes:
         num_parts: rows that a token has in one layer.
+        has_heads: whether tensor-parallel ranks split a row by heads; else each has all of it.
         num_layers: layers of the model that this rank holds.
         dtype: name of the element type, a key of `DTYPE_BYTES`.
         page_size: tokens in a page.
+        first_layer: the model's number for the first of these layers. Pipeline stages may be of
+            unequal length, so with more than one a store has to be told; else it is 0.
 
     Raises:
         ConfigError: a field that cannot be; the message names it.
     """
 
     num_parts: ClassVar[int]
+    has_heads: ClassVar[bool] = False
 
     num_layers: int
     dtype: str
     page_size: int
+    first_layer: int | None = None
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -114,6 +140,9 @@ class PageGeometry(ABC):
                 raise ConfigError(
                     f"{owner}.{field.name} must be an int of at least 1, not {value!r}"
                 )
+        first = self.first_layer
+        if first is not None and (type(first) is not int or first < 0):
+            raise ConfigError(f"{owner}.first_layer must be an int of at least 0, not {first!r}")
         if self.dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
             raise ConfigError(f"{owner}.dtype {self.dtype!r} is not known; use one of: {known}")
@@ -156,12 +185,27 @@ class KVGeometry(PageGeometry):
     Attributes:
         num_kv_heads: heads of K (and of V) in one layer that this rank holds.
         head_dim: elements in one head of one token.
+        kv_heads: which heads of the model those are, where tensor-parallel ranks do not simply hold
+            equal shares one after the other: in an unequal split, or with more ranks than heads.
     """
 
     num_parts: ClassVar[int] = 2
+    has_heads: ClassVar[bool] = True
 
     num_kv_heads: int
     head_dim: int
+    kv_heads: HeadRange | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_heads is None:
+            return
+        first, last, total = self.kv_heads
+        if not (0 <= first < last <= total and last - first == self.num_kv_heads):
+            raise ConfigError(
+                f"KVGeometry.kv_heads must be num_kv_heads = {self.num_kv_heads} heads within the "
+                f"total, not {first} to {last} of {total}"
+            )
 
     @property
     def row_shape(self) -> tuple[int, int]:
@@ -204,6 +248,8 @@ class MlaGeometry(PageGeometry):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowGeometry(PageGeometry):
     """What a model keeps beside its KV: a row for each layer and token, such as an indexer's key.
+
+    Where tensor-parallel ranks have the KV whole, they have such rows whole and alike, too.
 
     Attributes:
         name: what the rows are, an identifier.

@@ -19,10 +19,16 @@ __all__ = ["HiCacheConfig", "HostPoolConfig", "PrefetchConfig", "StorageConfig"]
 
 _DEFAULT_RATIO: Final = 2.0
 _MAX_WORKERS: Final = 32
+_TP_LCM_SIZE: Final = "tp_lcm_size"
 
 _COPYABLE_LAYOUTS: Final[Mapping[IoBackend, frozenset[HostLayout]]] = {
     IoBackend.DIRECT: frozenset(
-        {HostLayout.PAGE_FIRST, HostLayout.PAGE_FIRST_DIRECT, HostLayout.LAYER_FIRST}
+        {
+            HostLayout.PAGE_FIRST,
+            HostLayout.PAGE_FIRST_DIRECT,
+            HostLayout.LAYER_FIRST,
+            HostLayout.PAGE_HEAD,
+        }
     ),
 }
 
@@ -80,6 +86,16 @@ class StorageConfig(Section):
     weights_revision: str = field(
         metadata=about("any text that changes when the weights do; pages of others are never read")
     )
+    tp_lcm_size: int | None = field(
+        default=None,
+        metadata=about(
+            "store each page in so many groups of KV heads, a multiple of every tensor-parallel "
+            "size in use, so that engines of different sizes read each other's pages; needs "
+            "host.layout page_head; may stand in extra_config instead",
+            unit="groups",
+            at_least=1,
+        ),
+    )
     num_workers: int = field(
         default=2, metadata=about("calls in progress at a time", unit="threads", at_least=1)
     )
@@ -126,6 +142,23 @@ class StorageConfig(Section):
                 f"storage.num_workers must be at most {_MAX_WORKERS}, not {self.num_workers}; for "
                 "more, use a backend with threads of its own"
             )
+        if _TP_LCM_SIZE in self.extra_config:
+            self._take_tp_lcm_size(dict(self.extra_config))
+
+    def _take_tp_lcm_size(self, extra_config: dict[str, object]) -> None:
+        """Move the option from where SGLang's users write it: no backend knows it."""
+        value = extra_config.pop(_TP_LCM_SIZE)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ConfigError(
+                f"storage.extra_config.{_TP_LCM_SIZE} must be an int of at least 1, not {value!r}"
+            )
+        if None not in (value, self.tp_lcm_size) and value != self.tp_lcm_size:
+            raise ConfigError(
+                f"{_TP_LCM_SIZE} is {self.tp_lcm_size} in storage and {value} in its extra_config; "
+                "give it once"
+            )
+        object.__setattr__(self, "tp_lcm_size", self.tp_lcm_size if value is None else value)
+        object.__setattr__(self, "extra_config", FrozenMapping(extra_config))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from hicache.controller.operations import HiCacheAck, PrefetchOperation, StorageOperation
-    from hicache.ranks import RankGroup
     from hicache.types import OperationId
 
-__all__ = ["WINDOW", "Finished", "agree_on_finished", "agree_on_one"]
+__all__ = ["WINDOW", "Finished", "OperationWindow"]
 
 WINDOW = 64
 """How many operations of each kind, oldest first, a step looks at. More than calls can hang, so
@@ -43,49 +42,51 @@ class Finished(NamedTuple):
     released: Sequence[PrefetchOperation] = ()
 
 
-def agree_on_finished(
-    ranks: RankGroup,
-    *,
-    writes: Collection[HiCacheAck],
-    loads: Collection[HiCacheAck],
-    prefetches: Mapping[OperationId, PrefetchOperation],
-    persists: Mapping[OperationId, StorageOperation],
-) -> Finished:
-    """Return what has ended on every rank; one agreement of fixed length.
+class OperationWindow:
+    """The oldest operations of each kind, as a vector of fixed length.
 
     Every rank has the same operations in the same order. For each of the `WINDOW` oldest of a kind
     it says "not yet" or how much is good, and the minimum over the ranks decides: an operation
     has ended when no rank says "not yet". Operations may so end out of order, and one that hangs
     does not hold up the others.
     """
-    if ranks.size == 1 and not (writes or loads or prefetches or persists):
-        return Finished()
-    write_window, load_window = list(islice(writes, WINDOW)), list(islice(loads, WINDOW))
-    prefetch_window = list(islice(prefetches.values(), WINDOW))
-    persist_window = list(islice(persists.values(), WINDOW))
-    values = (
-        _padded([_copy_value(ack) for ack in write_window])
-        + _padded([_copy_value(ack) for ack in load_window])
-        + _padded([_prefetch_value(operation) for operation in prefetch_window])
-        + _padded([_persist_value(operation) for operation in persist_window])
-    )
-    agreed = ranks.agree(values)
-    prefetched = _agreed(prefetch_window, agreed[2 * WINDOW :])
-    return Finished(
-        writes=_leading(_agreed(write_window, agreed), write_window),
-        loads=_leading(_agreed(load_window, agreed[WINDOW:]), load_window),
-        queries=[one for one in prefetched if one[0].host_pages is None and not one[0].closed],
-        prefetches=[
-            one for one in prefetched if one[0].host_pages is not None and not one[0].closed
-        ],
-        persists=_agreed(persist_window, agreed[3 * WINDOW :]),
-        released=[operation for operation, _ in prefetched if operation.closed],
-    )
 
+    LENGTH = 4 * WINDOW
 
-def agree_on_one(ranks: RankGroup, value: int) -> int:
-    """Return the minimum of `value`, at least 0, over all ranks; one agreement of that length."""
-    return ranks.agree(_padded([value]) + [_NOT_YET] * (3 * WINDOW))[0]
+    def __init__(
+        self,
+        *,
+        writes: Collection[HiCacheAck],
+        loads: Collection[HiCacheAck],
+        prefetches: Mapping[OperationId, PrefetchOperation],
+        persists: Mapping[OperationId, StorageOperation],
+    ) -> None:
+        self._writes, self._loads = list(islice(writes, WINDOW)), list(islice(loads, WINDOW))
+        self._prefetches = list(islice(prefetches.values(), WINDOW))
+        self._persists = list(islice(persists.values(), WINDOW))
+
+    def values(self) -> list[int]:
+        """Return what this rank says of them."""
+        return (
+            _padded([_copy_value(ack) for ack in self._writes])
+            + _padded([_copy_value(ack) for ack in self._loads])
+            + _padded([_prefetch_value(operation) for operation in self._prefetches])
+            + _padded([_persist_value(operation) for operation in self._persists])
+        )
+
+    def finished(self, agreed: Sequence[int]) -> Finished:
+        """Return what has ended by the minimum of `values` over the ranks."""
+        prefetched = _agreed(self._prefetches, agreed[2 * WINDOW :])
+        return Finished(
+            writes=_leading(_agreed(self._writes, agreed), self._writes),
+            loads=_leading(_agreed(self._loads, agreed[WINDOW:]), self._loads),
+            queries=[one for one in prefetched if one[0].host_pages is None and not one[0].closed],
+            prefetches=[
+                one for one in prefetched if one[0].host_pages is not None and not one[0].closed
+            ],
+            persists=_agreed(self._persists, agreed[3 * WINDOW :]),
+            released=[operation for operation, _ in prefetched if operation.closed],
+        )
 
 
 def _copy_value(ack: HiCacheAck) -> int:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import struct
 from typing import TYPE_CHECKING
 
-from hicache.controller.agreement import Finished, agree_on_finished
+import xxhash
+
+from hicache.controller.agreed_numbers import AgreedNumbers
+from hicache.controller.agreement import Finished, OperationWindow
 from hicache.controller.copy_queue import CopyQueue
 from hicache.controller.cost_model import PrefetchCostModel
-from hicache.controller.operations import CacheOperation, PrefetchOperation, StorageOperation
-from hicache.controller.records import (
-    CopyResult,
-    LoadJob,
-    PersistJob,
-    Phase,
-    PrefetchJob,
-    QueryJob,
-    WriteJob,
-)
+from hicache.controller.operations import CacheOperation
+from hicache.controller.rank_meeting import Call, RankMeeting
+from hicache.controller.records import CopyResult, LoadJob, PagesResult, WriteJob
 from hicache.controller.reservations import WriteReservations
 from hicache.controller.stats import MovementStats
 from hicache.controller.storage_attachment import StorageAttachment, StoragePolicies
+from hicache.controller.store_queue import StoreQueue
+from hicache.pools import alloc_like
 from hicache.radix import CopyKind
 from hicache.types import OperationId
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from hicache.controller.records import Result
     from hicache.controller.storage_attachment import AttachmentState, StorageStatus
     from hicache.pools import Allocator
-    from hicache.radix import RadixKey, RadixNode, Ticket
+    from hicache.radix import Ticket
     from hicache.ranks import RankGroup
-    from hicache.types import IntArray, PageHash, RequestId
+    from hicache.types import IntArray, RequestId
 
 __all__ = ["HiCacheController"]
 
@@ -48,7 +48,7 @@ class HiCacheController:
     `attach_storage_backend`, `detach_storage_backend`, `clear_storage_backend` and `close`.
 
     Args:
-        config: policies and bounds.
+        config: policies and bounds; the same on every rank.
         device_allocator: free list of the device pool; it may be the engine's.
         host_allocator: free list of the host pools.
         mover: the moving side.
@@ -56,10 +56,19 @@ class HiCacheController:
 
     Attributes:
         config: policies and bounds in force; attaching a store may change policies.
+        device_allocator, host_allocator: what is allocated from, also by the scheduler: with
+            several ranks an `AgreedAllocator` around the one that was given.
+        num_device_page_ids: pages of this rank's device pool, which may have more than others.
         writes, loads: copies that have not ended.
+        store_queue: prefetches and persists that have not ended.
         reservations: writes begun before a forward pass.
         costs: what reading and computing have taken lately.
+        meeting: where the ranks agree.
         stats: per movement.
+
+    Raises:
+        RanksDivergedError: ranks have other options, on all of them.
+        RanksLostError: a rank does not construct its own.
     """
 
     def __init__(
@@ -72,28 +81,40 @@ class HiCacheController:
         ranks: RankGroup,
     ) -> None:
         self.config = config
-        self.device_allocator = device_allocator
-        self.host_allocator = host_allocator
         self.generation = 0
+        self.num_device_page_ids = device_allocator.num_pages
+        self.costs = PrefetchCostModel(
+            page_size=config.page_size, enabled=config.prefetch.cost_estimate
+        )
+        self.meeting = RankMeeting(ranks)
+        self._numbers = AgreedNumbers(
+            self.meeting,
+            device_allocator=device_allocator,
+            host_allocator=host_allocator,
+            costs=self.costs,
+        )
+        self.device_allocator = self._numbers.device_allocator
+        self.host_allocator = self._numbers.host_allocator
         self.writes = CopyQueue()
         self.loads = CopyQueue()
-        estimates = config.prefetch.cost_estimate
-        self.costs = PrefetchCostModel(page_size=config.page_size, enabled=estimates)
+        self.store_queue = StoreQueue(mover, self._new_id)
         self.stats = {kind: MovementStats() for kind in CopyKind}
         self.reservations = WriteReservations(
             self.writes,
-            host_allocator=host_allocator,
+            alloc_host=self._alloc_host,
             mover=mover,
             max_writes_in_flight=_MAX_WRITES_IN_FLIGHT,
         )
         self._mover = mover
-        self._ranks = ranks
-        self._prefetches: dict[OperationId, PrefetchOperation] = {}
-        self._persists: dict[OperationId, StorageOperation] = {}
         self._next_operation_id = 0
-        self._attachment = StorageAttachment(mover, ranks)
+        self._attachment = StorageAttachment(mover, self.meeting)
+        self._numbers.construct(self.meeting, config)
         if config.storage is not None:
-            self.attach_storage_backend(config.storage)
+            try:
+                self.attach_storage_backend(config.storage)
+            except BaseException:
+                self._numbers.close()
+                raise
 
     # -- L1 <-> L2 ---------------------------------------------------------------------------
 
@@ -106,7 +127,7 @@ class HiCacheController:
             The operation, which owns its `host_pages` until it has ended, or None when the host
             pool has too few free pages: evict some and try once more.
         """
-        host_pages = self.host_allocator.alloc(len(device_pages))
+        host_pages = self._alloc_host(device_pages)
         if host_pages is None:
             return None
         operation = CacheOperation(ticket, device_pages, host_pages, priority)
@@ -136,7 +157,7 @@ class HiCacheController:
             device pool has too few free pages.
         """
         if device_pages is None:
-            device_pages = self.device_allocator.alloc(len(host_pages))
+            device_pages = alloc_like(self.device_allocator, host_pages, self.host_allocator)
             if device_pages is None:
                 return None
         operation = CacheOperation(ticket, device_pages, host_pages, priority)
@@ -158,10 +179,13 @@ class HiCacheController:
         if not self.loads.queued:
             return -1
         job, ack = self.loads.merged(LoadJob, self._new_id(), self.generation)
-        producer = self._mover.submit_load(job)
-        if producer >= 0:
+        if not self.meeting.alone:
+            in_flight = tuple(one.producer for one in self.loads.acks)
+            job = dataclasses.replace(job, busy_slots=in_flight)
+        ack.producer = self._mover.submit_load(job)
+        if ack.producer >= 0:
             self.loads.sent(ack)
-        return producer
+        return ack.producer
 
     def reserve_write(self, request_id: RequestId, device_pages: IntArray) -> bool:
         """See `WriteReservations.reserve`, whose other methods end what this begins."""
@@ -173,51 +197,6 @@ class HiCacheController:
         )
 
     # -- L2 <-> L3 ---------------------------------------------------------------------------
-
-    def prefetch(
-        self,
-        request_id: RequestId,
-        *,
-        key: RadixKey,
-        anchor: RadixNode,
-        ticket: Ticket,
-        hashes: Sequence[PageHash],
-    ) -> PrefetchOperation:
-        """Ask storage for pages below `anchor`; `start_prefetch` reads what it has."""
-        operation = PrefetchOperation(
-            self._new_id(), request_id, ticket, anchor, key, tuple(hashes)
-        )
-        self._prefetches[operation.operation_id] = operation
-        self._mover.submit_storage(
-            QueryJob(
-                operation_id=operation.operation_id,
-                generation=self.generation,
-                hashes=operation.hashes,
-            )
-        )
-        return operation
-
-    def start_prefetch(self, operation: PrefetchOperation, host_pages: IntArray) -> None:
-        """Read the first `len(host_pages)` pages; the operation owns `host_pages` from now on."""
-        operation.host_pages = host_pages
-        operation.phase = Phase.RUNNING
-        self._mover.submit_storage(
-            PrefetchJob(
-                operation_id=operation.operation_id,
-                generation=self.generation,
-                hashes=operation.hashes[: len(host_pages)],
-                host_pages=host_pages,
-            )
-        )
-
-    def terminate_prefetch(self, operation: PrefetchOperation) -> None:
-        """Mark that the prefetch is to end with what it has; `collect` ends it."""
-        operation.terminated = True
-        self._mover.end(operation.operation_id)
-
-    def forget_prefetch(self, operation: PrefetchOperation) -> None:
-        """Drop an operation that owns nothing any more."""
-        del self._prefetches[operation.operation_id]
 
     def prefetch_rate_limited(self, num_pages: int = 0) -> bool:
         """Whether prefetches hold so many host pages that `num_pages` more are too many.
@@ -232,64 +211,65 @@ class HiCacheController:
 
     @property
     def num_prefetch_pages(self) -> int:
-        """Host pages that open prefetches own now; a read that hangs leaves the others room."""
-        owned = (one.host_pages for one in self._prefetches.values() if not one.closed)
-        return sum(len(pages) for pages in owned if pages is not None)
-
-    def write_storage(
-        self,
-        host_pages: IntArray,
-        *,
-        ticket: Ticket,
-        hashes: Sequence[PageHash],
-        parent_hash: bytes,
-    ) -> StorageOperation | None:
-        """Persist `host_pages`, which stay protected by the ticket until storage has let go.
-
-        Returns:
-            The operation, or None when too many are under way already.
-        """
-        storage = self.storage
-        if storage is None or len(self._persists) >= storage.max_inflight_persist_operations:
-            return None
-        operation = StorageOperation(self._new_id(), ticket, hashes=tuple(hashes))
-        self._persists[operation.operation_id] = operation
-        self._mover.submit_storage(
-            PersistJob(
-                operation_id=operation.operation_id,
-                generation=self.generation,
-                hashes=operation.hashes,
-                parent_hash=parent_hash,
-                host_pages=host_pages,
-            )
-        )
-        return operation
+        """See `StoreQueue.num_prefetch_pages`."""
+        return self.store_queue.num_prefetch_pages
 
     # -- progress ----------------------------------------------------------------------------
 
-    def collect(self) -> Finished:
+    def collect(self, now: float = 0.0, *, tree_digest: int = 0) -> Finished:
         """Return the operations that have ended on every rank, in order of submission.
 
         To be called exactly once per scheduler step, on every rank. Never blocks on a copy or on
-        storage. What it returns is not in flight any more, except that a closed prefetch may still
-        own memory: it comes again, in `released`, when it does not.
+        storage, but for the slowest rank. What it returns is not in flight any more, except that a
+        closed prefetch may still own memory: it comes again, in `released`, when it does not.
+
+        Args:
+            now: this rank's time in seconds; `now` of the controller is what all go by.
+            tree_digest: of what this rank's tree has gone through; equal on all ranks.
+
+        Raises:
+            RanksLostError: a rank has not come; its share of what is in flight is unknown.
+            RanksDivergedError: the ranks are not equal.
         """
-        for result in self._mover.poll():
-            self._take(result)
-        finished = agree_on_finished(
-            self._ranks,
-            writes=self.writes.acks,
-            loads=self.loads.acks,
-            prefetches=self._prefetches,
-            persists=self._persists,
+        self.take_results()
+        store, numbers = self.store_queue, self._numbers
+        writes, loads = self.writes.acks, self.loads.acks
+        if self.meeting.alone and not (writes or loads or store.prefetches or store.persists):
+            numbers.now = now
+            return Finished()
+        window = OperationWindow(
+            writes=writes, loads=loads, prefetches=store.prefetches, persists=store.persists
         )
+        agreed: Sequence[int] = window.values()
+        if self.meeting.alone:
+            numbers.now = now
+        else:
+            agreed = self.meeting.agree(
+                Call.STEP,
+                [*agreed, *numbers.values(now)],
+                equal={"what their trees hold": tree_digest, "what is in flight": self._digest()},
+            )
+            numbers.take(agreed[OperationWindow.LENGTH :])
+        finished = window.finished(agreed)
         self.writes.drop(finished.writes)
         self.loads.drop(finished.loads)
-        for persist, _ in finished.persists:
-            del self._persists[persist.operation_id]
-        for prefetch in finished.released:
-            del self._prefetches[prefetch.operation_id]
+        store.drop(finished)
         return finished
+
+    def take_results(self) -> None:
+        """Keep what the moving side has brought, without an agreement on it."""
+        for result in self._mover.poll():
+            self._take(result)
+
+    @property
+    def now(self) -> float:
+        """Time in seconds that every rank goes by, as of the last step."""
+        return self._numbers.now
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing moves any more, because ranks are lost or have diverged."""
+        return self.meeting.ended is not None
 
     @property
     def in_flight(self) -> dict[CopyKind, int]:
@@ -297,8 +277,8 @@ class HiCacheController:
         return {
             CopyKind.WRITE: len(self.writes),
             CopyKind.LOAD: len(self.loads),
-            CopyKind.PREFETCH: len(self._prefetches),
-            CopyKind.PERSIST: len(self._persists),
+            CopyKind.PREFETCH: len(self.store_queue.prefetches),
+            CopyKind.PERSIST: len(self.store_queue.persists),
         }
 
     @property
@@ -309,13 +289,13 @@ class HiCacheController:
     @property
     def num_spent(self) -> int:
         """Of these, those that only wait for a storage call to return, here or on another rank."""
-        num_prefetches = sum(one.spent for one in self._prefetches.values())
-        return num_prefetches + sum(one.spent for one in self._persists.values())
+        return self.store_queue.num_spent
 
     def owned_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return the device pages and the host pages that operations own, for checks."""
         host = [one.host_pages for one in self.writes.operations()]
-        host += [one.host_pages for one in self._prefetches.values() if one.host_pages is not None]
+        prefetches = self.store_queue.prefetches.values()
+        host += [one.host_pages for one in prefetches if one.host_pages is not None]
         return [one.device_pages for one in self.loads.operations()], host
 
     # -- life cycle --------------------------------------------------------------------------
@@ -344,9 +324,9 @@ class HiCacheController:
         When this very store is attached already, only the policies change. See
         `StorageAttachment.attach` for what is refused; then no policy changes either.
         """
-        config = self.config if policies is None else policies.applied_to(self.config)
-        self._attachment.attach(storage, num_in_flight=self.num_in_flight)
-        self.config = config
+        self.config = self._attachment.attach(
+            storage, config=self.config, policies=policies, num_in_flight=self.num_in_flight
+        )
 
     def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
         """See `StorageAttachment.detach`; what waits only for a hung call is not in its way."""
@@ -361,38 +341,56 @@ class HiCacheController:
         """Begin a new generation; jobs in flight end as ever, with tickets that are void."""
         self.generation += 1
         self.reservations.abandon_all()
-        for operation in self._prefetches.values():
-            self.terminate_prefetch(operation)
+        self.store_queue.reset(self.generation)
 
     def drop_queued(self) -> list[CacheOperation]:
         """Forget the copies that no job carries yet; the caller ends them."""
         return self.writes.drop_queued() + self.loads.drop_queued()
 
+    def switch_off(self) -> None:
+        """Begin nothing any more; the caller ends what is in flight."""
+        self.reservations.abandon_all()
+        self._attachment.refuse_work()
+
     def close(self, timeout_seconds: float) -> bool:
         """Stop the moving side; False when a call of it still runs."""
         self.reservations.abandon_all()
+        # On every rank, also on one whose calls have all returned.
+        self._attachment.refuse_work()
         stopped = self._mover.close(timeout_seconds)
         if stopped:
             self._attachment.closed()
         return stopped
+
+    def closed(self) -> None:
+        """Give the free pages back to those who own the free lists, when everything has ended."""
+        self._numbers.close()
+
+    def _alloc_host(self, device_pages: IntArray) -> IntArray | None:
+        """Give host pages for a copy of `device_pages`, or None."""
+        return alloc_like(self.host_allocator, device_pages, self.device_allocator)
 
     def _new_id(self) -> OperationId:
         operation_id = OperationId(self._next_operation_id)
         self._next_operation_id += 1
         return operation_id
 
+    def _digest(self) -> int:
+        """Return a number for what is in flight, of which every rank has the same."""
+        queues = (self.writes.queued, self.writes.acks, self.loads.queued, self.loads.acks)
+        sizes = [len(queue) for queue in queues]
+        store, takes_work = self.store_queue, int(self.storage is not None)
+        sizes += [len(store.prefetches), len(store.persists), takes_work, self._next_operation_id]
+        return xxhash.xxh3_64_intdigest(struct.pack("<8q", *sizes)) >> 1
+
     def _take(self, result: Result) -> None:
-        """Keep what a result says for `agree_on_finished`; one of a forgotten operation is old."""
+        """Keep what a result says for `collect`; one of a forgotten operation is old."""
         if isinstance(result, CopyResult):
             kind = CopyKind.WRITE if self.writes.take(result) else CopyKind.LOAD
             if kind is CopyKind.LOAD:
                 self.loads.take(result)
-        elif result.operation_id in self._persists:
-            kind = CopyKind.PERSIST
-            self._persists[result.operation_id].take(result)
         else:
-            kind = CopyKind.PREFETCH
-            prefetch = self._prefetches.get(result.operation_id)
-            if prefetch is not None:
-                prefetch.take(self.costs.weigh(result))
+            kind = self.store_queue.take(result)
+            if kind is CopyKind.PREFETCH and isinstance(result, PagesResult):
+                self.costs.note_pages(result)
         self.stats[kind].note(result)

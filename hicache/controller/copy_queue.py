@@ -79,6 +79,11 @@ class CopyQueue:
         queued, self.queued = self.queued, []
         return queued
 
+    def drop_acks(self) -> list[HiCacheAck]:
+        """Forget every job in flight and return them: the caller ends them, whatever they do."""
+        acks, self.acks = list(self.acks), deque()
+        return acks
+
     def operations(self) -> list[CacheOperation]:
         """Return every copy that has not ended."""
         return [one for ack in self.acks for one in ack.operations] + self.queued

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hicache.controller.records import QueryResult
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hicache.controller.records import PagesResult
 
 __all__ = ["CostVerdict", "PrefetchCostModel"]
@@ -21,6 +21,11 @@ _WINDOW = 8
 _PROBE_EVERY = 16
 """Of the reads that do not seem worth it, one in so many is done all the same: a store that was
 slow for a while would else be called slow for ever."""
+
+
+_PICOSECONDS = 10**12
+_UNKNOWN = 1 << 62
+"""Picoseconds a token of what nobody has measured; longer than anything that was."""
 
 
 class CostVerdict(str, Enum):
@@ -61,8 +66,8 @@ class PrefetchCostModel:
     """Compares reading a token's KV from storage with computing it.
 
     Both are measured: reads by their calls, as long as they took beside others; computation by what
-    the engine reports. Belongs to one thread, never reads a clock. Ranks measure different times;
-    that one of them calls a hit not worth reading makes it a miss on all, as they agree on hits.
+    the engine reports. Belongs to one thread, never reads a clock. Ranks measure different times
+    and go by the slowest of them (`take_agreed`): a hit is there when the last rank has read it.
 
     Args:
         page_size: tokens in a page.
@@ -78,6 +83,7 @@ class PrefetchCostModel:
         self._enabled = enabled
         self._reading = _Rate()
         self._computing = _Rate()
+        self._agreed: Sequence[int] | None = None
 
     @property
     def read_seconds_per_token(self) -> float | None:
@@ -89,17 +95,10 @@ class PrefetchCostModel:
         """What a computed token costs; None before the engine reported any."""
         return self._computing.seconds_per_token
 
-    def weigh(self, result: QueryResult | PagesResult) -> QueryResult | PagesResult:
-        """Take note of a read; return an answer that is not worth reading as one of no pages."""
-        if isinstance(result, QueryResult):
-            if self._enabled and result.num_pages and not self.judge().reads:
-                return dataclasses.replace(result, num_pages=0)
-        else:
-            num_pages = sum(
-                count for outcome, count in result.outcomes if outcome is PageOutcome.OK
-            )
-            self.note_read(num_pages * self._page_size, result.seconds)
-        return result
+    def note_pages(self, result: PagesResult) -> None:
+        """Take note of one batch of a read."""
+        num_pages = sum(count for outcome, count in result.outcomes if outcome is PageOutcome.OK)
+        self.note_read(num_pages * self._page_size, result.seconds)
 
     def note_read(self, num_tokens: int, seconds: float) -> None:
         """Take note of a call that brought `num_tokens`; one that brought none says nothing."""
@@ -109,6 +108,24 @@ class PrefetchCostModel:
         """Take note of a forward pass over `num_tokens` prompt tokens that waited for no load."""
         self._computing.note(num_tokens, seconds)
 
+    def measured(self) -> list[int]:
+        """Return, as integers, what reading and what computing costs here; the smaller, the more.
+
+        So that the minimum over ranks is that of the slowest, or of one that has measured nothing.
+        """
+        return [
+            -_UNKNOWN if cost is None else -min(round(cost * _PICOSECONDS), _UNKNOWN - 1)
+            for cost in (self.read_seconds_per_token, self.compute_seconds_per_token)
+        ]
+
+    def take_agreed(self, costs: Sequence[int]) -> None:
+        """Let verdicts go by `costs`, the minimum of `measured` over all ranks, from now on."""
+        self._agreed = costs
+
+    def admits_read(self) -> bool:
+        """Return whether a hit is to be read now, and count the verdict if it has an effect."""
+        return not self._enabled or self.judge().reads
+
     def judge(self) -> CostVerdict:
         """Return whether a hit is worth reading now, and count the verdict."""
         verdict = self._verdict()
@@ -116,10 +133,10 @@ class PrefetchCostModel:
         return verdict
 
     def _verdict(self) -> CostVerdict:
-        reading, computing = self.read_seconds_per_token, self.compute_seconds_per_token
-        if reading is None or computing is None:
+        reading, computing = self._agreed or self.measured()
+        if -_UNKNOWN in (reading, computing):
             return CostVerdict.UNKNOWN
-        if reading < computing:
+        if reading > computing:
             return CostVerdict.WORTH
         num_refused = self.verdicts[CostVerdict.NOT_WORTH] + self.verdicts[CostVerdict.PROBE]
         is_probe = num_refused % _PROBE_EVERY == _PROBE_EVERY - 1

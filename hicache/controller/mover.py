@@ -168,7 +168,7 @@ class LocalMover:
     def submit_load(self, job: LoadJob) -> int:
         """See `Mover.submit_load`."""
         plans = self._plans(job)
-        index = self._counter.update_producer()
+        index = self._counter.update_producer(job.busy_slots)
         if index is None:
             return -1
         stream, load = self._load_stream, self._counter.event(index)

@@ -41,12 +41,14 @@ class HiCacheAck:
     Attributes:
         num_good: None until the job has ended; then 1 when it went well and 0 when it failed.
         reserved: nobody has said yet what its pages are for; until then it does not end.
+        producer: of a load, the slot that it has.
     """
 
     operation_id: OperationId
     operations: tuple[CacheOperation, ...]
     num_good: int | None = None
     reserved: bool = False
+    producer: int = -1
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +95,7 @@ class PrefetchOperation:
         wanted: its request could run now and waits for nothing else.
         terminated: somebody wants it to end with what it has.
         closed: its pages were given to the tree.
+        judged: what reading its hit would cost was compared with computing it.
     """
 
     operation_id: OperationId
@@ -107,6 +110,7 @@ class PrefetchOperation:
     wanted: bool = False
     terminated: bool = False
     closed: bool = False
+    judged: bool = False
     phase: Phase = Phase.RUNNING
     """Of the call or calls under way: the query's first, the read's afterwards."""
 

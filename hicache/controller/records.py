@@ -65,11 +65,17 @@ class WriteJob(_Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LoadJob(_Job):
-    """Copy host pages to device pages, layer by layer."""
+    """Copy host pages to device pages, layer by layer.
+
+    Attributes:
+        busy_slots: producer indices of loads that have not ended on every rank. They are not free,
+            even if all is done here: whether there is a slot has to be the same on all ranks.
+    """
 
     host_pages: IntArray
     device_pages: IntArray
     node_ids: tuple[NodeId, ...]
+    busy_slots: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,9 +13,10 @@ from hicache.errors import OwnershipError
 from hicache.types import NodeId
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache.controller.copy_queue import CopyQueue
     from hicache.controller.mover import Mover
-    from hicache.pools import Allocator
     from hicache.radix import Ticket
     from hicache.types import IntArray, OperationId, RequestId
 
@@ -27,7 +28,7 @@ class WriteReservations:
 
     Args:
         writes: where the copies in flight are kept, in order of their submission.
-        host_allocator: free list of the host pools.
+        alloc_host: gives host pages for a copy of device pages; None when too few are free.
         mover: carries them out.
         max_writes_in_flight: beyond these nothing is reserved.
     """
@@ -36,12 +37,12 @@ class WriteReservations:
         self,
         writes: CopyQueue,
         *,
-        host_allocator: Allocator,
+        alloc_host: Callable[[IntArray], IntArray | None],
         mover: Mover,
         max_writes_in_flight: int,
     ) -> None:
         self._writes = writes
-        self._host_allocator = host_allocator
+        self._alloc_host = alloc_host
         self._mover = mover
         self._max_writes_in_flight = max_writes_in_flight
         self._open: dict[RequestId, HiCacheAck] = {}
@@ -76,7 +77,7 @@ class WriteReservations:
             )
         if len(self._writes.acks) >= self._max_writes_in_flight:
             return False
-        host_pages = self._host_allocator.alloc(len(device_pages))
+        host_pages = self._alloc_host(device_pages)
         if host_pages is None:
             return False
         operation = CacheOperation(None, device_pages.copy(), host_pages)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from hicache.controller.agreement import agree_on_one
+from hicache.controller.agreed_numbers import option_digests
+from hicache.controller.rank_meeting import Call, paired, unequal
 from hicache.errors import HiCacheError, StorageTimeout
 
 if TYPE_CHECKING:
     from hicache.config import HiCacheConfig, PrefetchConfig, StorageConfig
     from hicache.controller.mover import Mover
+    from hicache.controller.rank_meeting import RankMeeting
     from hicache.controller.records import StorageReport
-    from hicache.ranks import RankGroup
     from hicache.types import PrefetchPolicy, WritePolicy
 
 __all__ = ["AttachmentState", "StorageAttachment", "StoragePolicies", "StorageStatus"]
@@ -34,7 +36,8 @@ class AttachmentState(str, Enum):
     DETACHED = "detached"
     ATTACHED = "attached"
     DETACHING = "detaching"
-    """It takes no new work, and a call to it has not returned, so that it cannot be closed yet."""
+    """It takes no new work and is not closed yet: a call to it has not returned, the cache closes,
+    or a rank of the engine was lost."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,21 +101,22 @@ class StorageStatus:
 class StorageAttachment:
     """Opens, closes and clears the store of one rank, in step with the other ranks.
 
-    All ranks call alike: an attach is one agreement, a detach is at most two, and afterwards every
-    rank has the same `state`, whatever went wrong on one of them.
+    All ranks call alike: an attach and a clear are one agreement, a detach is at most two, and
+    afterwards every rank has the same `state`, whatever went wrong on one of them. When a rank is
+    lost, all of them raise `RanksLostError`.
 
     Args:
         mover: where the store is opened.
-        ranks: with whom the outcome is agreed.
+        meeting: where the outcome is agreed.
 
     Attributes:
         state: see `AttachmentState`.
         config: of the store, also while it is detaching; None without one.
     """
 
-    def __init__(self, mover: Mover, ranks: RankGroup) -> None:
+    def __init__(self, mover: Mover, meeting: RankMeeting) -> None:
         self._mover = mover
-        self._ranks = ranks
+        self._meeting = meeting
         self.state = AttachmentState.DETACHED
         self.config: StorageConfig | None = None
 
@@ -121,41 +125,58 @@ class StorageAttachment:
         """The configuration of the store that takes work; None when none does."""
         return self.config if self.state is AttachmentState.ATTACHED else None
 
-    def attach(self, config: StorageConfig, *, num_in_flight: int) -> None:
+    def attach(
+        self,
+        storage: StorageConfig,
+        *,
+        config: HiCacheConfig,
+        policies: StoragePolicies | None,
+        num_in_flight: int,
+    ) -> HiCacheConfig:
         """Open a store; nothing when this very one is open. Blocks as its backend does.
 
         Args:
-            config: of the store.
+            storage: the store.
+            config: in force now.
+            policies: to be in force from now on; those of `config` when None.
             num_in_flight: operations of any kind that have not ended.
 
+        Returns:
+            `config` with `policies`.
+
         Raises:
-            HiCacheError: another one is there, something is in flight, or another rank could not
-                open its own; nothing has changed.
+            HiCacheError: another one is there, something is in flight, another rank could not open
+                its own, or was given other options; nothing has changed.
             ConfigError: the backend cannot be had; nothing has changed.
         """
-        if self.state is not AttachmentState.DETACHED and config != self.open_config:
-            raise HiCacheError(self._occupied(config))
-        opened = False
+        self._meeting.require_all()
+        wanted = config
         try:
+            self._require_vacant(storage)
+            wanted = config if policies is None else policies.applied_to(config)
             _require_idle("attach", num_in_flight)
             if self.state is AttachmentState.DETACHED:
-                self._mover.attach_storage(config)
-            opened = True
-        finally:
-            everywhere = agree_on_one(self._ranks, int(opened))
-        if not everywhere:
+                self._mover.attach_storage(storage)
+        except BaseException:
+            # The others wait for this rank; what they say does not matter any more.
+            with suppress(HiCacheError):
+                self._agree_on_attach(storage, wanted, opened=False)
+            raise
+        try:
+            self._agree_on_attach(storage, wanted, opened=True)
+        except HiCacheError:
             if self.state is AttachmentState.DETACHED:
                 self._mover.detach_storage(_UNDO_SECONDS)
-            raise HiCacheError(
-                f"another rank cannot attach storage backend {config.backend!r}; its error says why"
-            )
-        self.state, self.config = AttachmentState.ATTACHED, config
+            raise
+        self.state, self.config = AttachmentState.ATTACHED, storage
+        return wanted
 
     def detach(self, timeout_seconds: float, *, num_in_flight: int) -> None:
         """Close the store; nothing without one. Blocks for `timeout_seconds` at most.
 
         When a call has not returned by then, the store is left detaching: no query, read or persist
-        begins any more, everything else goes on, and a later detach completes this one.
+        begins any more, everything else goes on, and a later detach completes this one. When a rank
+        was lost, each of the others closes its own.
 
         Args:
             timeout_seconds: how long to wait for calls to return.
@@ -168,7 +189,7 @@ class StorageAttachment:
         if self.state is AttachmentState.DETACHED:
             return
         if self.state is AttachmentState.ATTACHED:
-            if not agree_on_one(self._ranks, int(num_in_flight == 0)):
+            if not self._agreed(Call.DETACH, num_in_flight == 0):
                 _require_idle("detach", num_in_flight)
                 raise HiCacheError("cannot detach a storage backend: another rank is not idle")
             self.state = AttachmentState.DETACHING
@@ -176,23 +197,39 @@ class StorageAttachment:
         try:
             closed = self._mover.detach_storage(timeout_seconds)
         finally:
-            everywhere = agree_on_one(self._ranks, int(closed))
+            everywhere = closed
+            if self._meeting.ended is None:
+                everywhere = self._agreed(Call.CLOSE_STORE, closed)
         if not everywhere:
-            raise StorageTimeout(f"{self._call_hangs()}; detach again when it has returned")
+            raise StorageTimeout(f"{self._why_detaching()}; detach again when it has returned")
         self.closed()
 
     def clear(self, *, num_in_flight: int) -> int:
         """Remove this namespace's pages from the store and return how many; blocks.
 
         Raises:
-            HiCacheError: no store takes work, or something is in flight.
+            HiCacheError: no store takes work, something is in flight, or another rank could not
+                clear its own.
         """
         if self.state is AttachmentState.DETACHING:
-            raise HiCacheError(f"cannot clear: {self._call_hangs()}")
+            raise HiCacheError(f"cannot clear: {self._why_detaching()}")
         if self.config is None:
             raise HiCacheError("no storage backend is attached; attach one before clearing it")
         _require_idle("clear", num_in_flight)
-        return self._mover.clear_storage()
+        try:
+            num_removed = self._mover.clear_storage()
+        except BaseException:
+            with suppress(HiCacheError):
+                self._agreed(Call.CLEAR, False)
+            raise
+        if not self._agreed(Call.CLEAR, True):
+            raise HiCacheError("another rank could not clear its store; clear again")
+        return num_removed
+
+    def refuse_work(self) -> None:
+        """Take no new work: nobody is there to agree on what it brings, or everything closes."""
+        if self.state is AttachmentState.ATTACHED:
+            self.state = AttachmentState.DETACHING
 
     def closed(self) -> None:
         """Note that the mover has closed the store."""
@@ -201,8 +238,10 @@ class StorageAttachment:
     def status(self, policies: StoragePolicies, *, num_in_flight: int) -> StorageStatus:
         """Return what there is to know; asks the mover."""
         reasons = []
-        if self.state is AttachmentState.DETACHING:
-            reasons.append(self._call_hangs())
+        if self._meeting.ended is not None:
+            reasons.append(str(self._meeting.ended))
+        elif self.state is AttachmentState.DETACHING:
+            reasons.append(self._why_detaching())
         if num_in_flight:
             reasons.append(f"{num_in_flight} operation(s) are in flight")
         return StorageStatus(
@@ -214,15 +253,44 @@ class StorageAttachment:
             reasons=tuple(reasons),
         )
 
-    def _occupied(self, wanted: StorageConfig) -> str:
-        assert self.config is not None
+    def _agree_on_attach(
+        self, storage: StorageConfig, config: HiCacheConfig, *, opened: bool
+    ) -> None:
+        """Raise `HiCacheError` unless every rank has opened the same store with the same options.
+
+        Raised on all ranks, and none is left off worse for it: unlike trees, options that differ
+        have done no harm yet.
+        """
+        digests = option_digests(config) | option_digests(storage)
+        agreed = self._meeting.agree(Call.ATTACH, [int(opened), *paired(digests.values())])
+        different = unequal(digests, agreed[1:])
+        if different:
+            raise HiCacheError(
+                f"cannot attach a storage backend: ranks were given unequal {', '.join(different)}"
+            )
+        if not agreed[0]:
+            raise HiCacheError(
+                f"another rank cannot attach storage backend {storage.backend!r}; its error says "
+                "why"
+            )
+
+    def _agreed(self, call: Call, value: bool) -> bool:
+        """Return whether `value` is true on every rank."""
+        return bool(self._meeting.agree(call, [int(value)])[0])
+
+    def _require_vacant(self, wanted: StorageConfig) -> None:
+        """Raise `HiCacheError` when another store than `wanted` is there."""
+        if self.config is None or wanted == self.open_config:
+            return
         if self.state is AttachmentState.DETACHING:
-            return f"cannot attach: {self._call_hangs()}; detach it first, when that has returned"
+            raise HiCacheError(
+                f"cannot attach: {self._why_detaching()}; detach it first, when that has returned"
+            )
         name = self.config.backend
         options = " with other options" if name == wanted.backend else ""
-        return f"storage backend {name!r} is attached{options}; detach it first"
+        raise HiCacheError(f"storage backend {name!r} is attached{options}; detach it first")
 
-    def _call_hangs(self) -> str:
+    def _why_detaching(self) -> str:
         assert self.config is not None
         return f"storage backend {self.config.backend!r} is detaching and a call to it still runs"
 

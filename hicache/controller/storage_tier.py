@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from hicache.config import RankPlacement
 from hicache.controller.records import (
     CopyResult,
     PagesResult,
+    PersistJob,
     Phase,
     QueryJob,
     QueryResult,
     StorageReport,
 )
+from hicache.controller.shards import is_replicated, stored_shards, stores_pages
 from hicache.controller.storage_work import StorageContext, create_work
 from hicache.controller.workers import ThreadExecutor
 from hicache.errors import HiCacheError, StorageError
-from hicache.hashing import StorageNamespace
 from hicache.storage import HiCacheStorageConfig, Piece
 from hicache.storage.circuit_breaker import CircuitBreakerStorage
 from hicache.storage.instrumented import InstrumentedStorage
 from hicache.storage.retrying import RetryingStorage
+from hicache.storage.split_heads import SplitHeadsStorage
 from hicache.storage.wrapper import storage_layers
+from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from hicache.controller.records import Result, StorageJob
     from hicache.controller.storage_work import StorageWork
     from hicache.controller.workers import Executor
-    from hicache.pools import HostKVPool
+    from hicache.pools import CpLayout, HostKVPool
     from hicache.storage import HiCacheStorage, Page, StorageBackendFactory
     from hicache.types import IntArray, OperationId
 
@@ -75,12 +81,21 @@ class StorageTier:
 
     One thread calls; results come from the workers through a queue.
 
+    Of ranks that hold the same bytes (latent attention on tensor-parallel ranks, or more ranks than
+    heads) only the first stores them. The others say at once that all pages of a persist are
+    present. That is right because the ranks agree on the minimum of what each has: "all" takes
+    nothing away from what the first one has really stored, and nobody goes on before it has ended.
+
     Args:
         host_pools: the memory that pages are moved from and to; one page of storage is the page
             with the same id in each, one after the other.
         factory: finds backends by name.
         clock: for deadlines.
         create_executor: what the work runs on; replaced in simulations.
+        placement: of this rank; by default it is alone.
+        cp_host_layout: which host pages of jobs this rank has, of context-parallel ranks that share
+            them, and where; by default it has all. Every rank stores and reads those that it has,
+            under names without a rank in them: each must be able to read what any has stored.
         wrap_backend: puts around a backend what time or chance plays a part in, such as
             `resilient_storage`; by default nothing. Instruments are outside of it in any case.
     """
@@ -91,12 +106,18 @@ class StorageTier:
         host_pools: Sequence[HostKVPool],
         factory: StorageBackendFactory,
         clock: Clock,
+        placement: RankPlacement | None = None,
+        cp_host_layout: CpLayout | None = None,
         create_executor: Callable[[StorageConfig, Clock], Executor] = thread_executor,
         wrap_backend: Callable[[HiCacheStorage, StorageConfig, Clock], HiCacheStorage]
         | None = None,
     ) -> None:
         self._host_pools = tuple(host_pools)
-        self._page_bytes = sum(pool.geometry.page_bytes for pool in host_pools)
+        self._geometries = [pool.geometry for pool in host_pools]
+        self._page_bytes = sum(geometry.page_bytes for geometry in self._geometries)
+        self._placement = placement or RankPlacement()
+        self._stores_pages = stores_pages(self._geometries, self._placement)
+        self._cp_host_layout = cp_host_layout
         self._factory = factory
         self._clock = clock
         self._create_executor = create_executor
@@ -126,19 +147,12 @@ class StorageTier:
 
         Raises:
             HiCacheError: a store is attached already.
-            ConfigError: the backend cannot be had; nothing has changed.
+            ConfigError: the backend cannot be had, or pages of this rank have no name or cannot be
+                split as they have to; nothing has changed.
         """
         if self._backend is not None:
             raise HiCacheError("a storage backend is attached already; detach it first")
-        bare = self._factory.create_backend(
-            config.backend,
-            HiCacheStorageConfig(
-                namespace=self._namespace(config),
-                page_bytes=self._page_bytes,
-                extra_config=config.extra_config,
-                clock=self._clock,
-            ),
-        )
+        bare = self._open(config)
         wrapped = self._wrap_backend(bare, config, self._clock) if self._wrap_backend else bare
         backend = InstrumentedStorage(wrapped, clock=self._clock)
         try:
@@ -201,6 +215,9 @@ class StorageTier:
         if self._context is None or self._executor is None:
             self._results.append(_nothing(job, "no storage backend is attached"))
             return
+        if isinstance(job, PersistJob) and not self._stores_pages:
+            self._results.append(_stored_by_another_rank(job))
+            return
         work = create_work(self._context, job)
         self._works[job.operation_id] = work
         self._executor.submit(work)
@@ -223,7 +240,16 @@ class StorageTier:
             results.append(result)
         return results
 
-    def _pages_of(self, host_pages: IntArray) -> list[Page]:
+    def _pages_of(self, host_pages: IntArray) -> Sequence[Page | None]:
+        """Return where pages lie; None for those of another rank."""
+        layout = self._cp_host_layout
+        if layout is None:
+            return self._places_of(host_pages)
+        owned = layout.owned_by_this_rank(host_pages)
+        places = iter(self._places_of(layout.physical_pages(host_pages[owned])))
+        return [next(places) if one else None for one in owned.tolist()]
+
+    def _places_of(self, host_pages: IntArray) -> list[Page]:
         return [
             tuple(
                 Piece(address, num_bytes)
@@ -233,16 +259,52 @@ class StorageTier:
             for page in host_pages.tolist()
         ]
 
-    def _namespace(self, config: StorageConfig) -> StorageNamespace:
-        first = self._host_pools[0]
-        return StorageNamespace(
-            model=config.model_name,
-            weights_revision=config.weights_revision,
-            dtype="+".join(pool.geometry.dtype for pool in self._host_pools),
-            layout=first.layout.value,
-            page_size=first.geometry.page_size,
-            kv_shape="+".join(pool.geometry.kv_shape for pool in self._host_pools),
-        )
+    def _open(self, config: StorageConfig) -> HiCacheStorage:
+        """Return the backend, or one for each group of heads as one."""
+        placement = self._placement
+        if self._cp_host_layout is not None:
+            # A page is whole on its owner, and the next time another rank may own it.
+            placement = dataclasses.replace(placement, cp_rank=0, cp_size=1)
+        shards = stored_shards(config, self._geometries, self._host_pools[0].layout, placement)
+        configs = [
+            HiCacheStorageConfig(
+                namespace=shard.namespace,
+                page_bytes=sum(shard.pool_bytes),
+                extra_config=config.extra_config,
+                clock=self._clock,
+                placement=self._placement,
+                is_mla_model=is_replicated(self._geometries),
+                tp_lcm_size=config.tp_lcm_size,
+            )
+            for shard in shards
+        ]
+        with ExitStack() as undo:
+            backends = []
+            for one in configs:
+                backends.append(self._factory.create_backend(config.backend, one))
+                undo.callback(backends[-1].close)
+            storage = backends[0]
+            if len(backends) > 1:
+                storage = SplitHeadsStorage(
+                    backends,
+                    config=dataclasses.replace(configs[0], page_bytes=self._page_bytes),
+                    pool_bytes=[geometry.page_bytes for geometry in self._geometries],
+                )
+            undo.pop_all()
+        return storage
+
+
+def _stored_by_another_rank(job: PersistJob) -> PagesResult:
+    num_pages = len(job.hashes)
+    return PagesResult(
+        operation_id=job.operation_id,
+        generation=job.generation,
+        phase=Phase.ENDED,
+        num_good=num_pages,
+        outcomes=((PageOutcome.PRESENT, num_pages),),
+        num_bytes=0,
+        seconds=0.0,
+    )
 
 
 def _nothing(job: StorageJob, reason: str) -> Result:

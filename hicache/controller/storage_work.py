@@ -39,7 +39,7 @@ class StorageContext:
     """What every storage work needs.
 
     Attributes:
-        pages_of: host page ids to where their bytes lie.
+        pages_of: host page ids to where their bytes lie; None for what another rank has.
         emit: takes a result; called from worker threads.
     """
 
@@ -48,7 +48,7 @@ class StorageContext:
     call_timeout_seconds: float
     batch_pages: int
     page_bytes: int
-    pages_of: Callable[[IntArray], list[Page]]
+    pages_of: Callable[[IntArray], Sequence[Page | None]]
     emit: Callable[[Result], None]
 
 
@@ -163,25 +163,37 @@ class _QueryWork(StorageWork):
 
 
 class _PagesWork(StorageWork):
-    """Batches of pages, in order; ends at the first page that is not good."""
+    """Batches of pages, in order; ends at the first page that is not good.
+
+    What another rank has is good here, as the ranks agree on the minimum of what each has.
+    """
 
     def __init__(self, context: StorageContext, job: PrefetchJob | PersistJob) -> None:
         super().__init__(context)
         self._job = job
         self._num_good = 0
         self._outcomes: list[PageOutcome] = []
+        # Places of the batch under way that are this rank's.
+        self._owned: list[int] = []
 
     def _call(self, deadline: float) -> object:
         first, last = self._num_good, self._num_good + self._context.batch_pages
-        pages = self._context.pages_of(self._job.host_pages[first:last])
-        return self._move(first, pages, deadline)
+        host_pages = self._job.host_pages[first:last]
+        # Until it is known better, so that an error is one of every page.
+        self._owned = list(range(len(host_pages)))
+        pages = self._context.pages_of(host_pages)
+        owned = {place: page for place, page in enumerate(pages) if page is not None}
+        self._owned = list(owned)
+        if not owned:
+            return []
+        return self._move([first + place for place in owned], list(owned.values()), deadline)
 
     @abstractmethod
-    def _move(self, first: int, pages: list[Page], deadline: float) -> object:
-        """Call the backend for the pages from `first` on."""
+    def _move(self, places: list[int], pages: list[Page], deadline: float) -> object:
+        """Call the backend for the pages at some places of the job."""
 
     def _keep(self, answer: object, error: str) -> str:
-        asked = min(self._context.batch_pages, len(self._job.hashes) - self._num_good)
+        asked = len(self._owned)
         outcomes = [PageOutcome.FAILED] * asked
         if not error:
             if (
@@ -192,9 +204,17 @@ class _PagesWork(StorageWork):
                 outcomes = answer
             else:
                 error = f"a batch of {asked} pages was answered with {_text(answer, repr)}"
-        self._outcomes = outcomes
-        self._num_good += leading_good(encode_outcomes(outcomes))
+        self._outcomes = self._spread(outcomes)
+        self._num_good += leading_good(encode_outcomes(self._outcomes))
         return error
+
+    def _spread(self, outcomes: list[PageOutcome]) -> list[PageOutcome]:
+        """Return the outcome of every page of the batch from those of this rank's pages."""
+        num_pages = min(self._context.batch_pages, len(self._job.hashes) - self._num_good)
+        if len(outcomes) == num_pages:
+            return outcomes
+        found = dict(zip(self._owned, outcomes, strict=True))
+        return [found.get(place, PageOutcome.PRESENT) for place in range(num_pages)]
 
     def _more(self) -> bool:
         good = all(outcome.good for outcome in self._outcomes)
@@ -218,8 +238,8 @@ class _PagesWork(StorageWork):
 
 
 class _PrefetchWork(_PagesWork):
-    def _move(self, first: int, pages: list[Page], deadline: float) -> object:
-        hashes = self._job.hashes[first : first + len(pages)]
+    def _move(self, places: list[int], pages: list[Page], deadline: float) -> object:
+        hashes = [self._job.hashes[place] for place in places]
         return self._context.backend.batch_get(hashes, pages, deadline=deadline)
 
 
@@ -228,11 +248,10 @@ class _PersistWork(_PagesWork):
         super().__init__(context, job)
         self._parents: Sequence[bytes] = (job.parent_hash, *job.hashes[:-1])
 
-    def _move(self, first: int, pages: list[Page], deadline: float) -> object:
-        last = first + len(pages)
-        return self._context.backend.batch_set(
-            self._job.hashes[first:last], self._parents[first:last], pages, deadline=deadline
-        )
+    def _move(self, places: list[int], pages: list[Page], deadline: float) -> object:
+        hashes = [self._job.hashes[place] for place in places]
+        parents = [self._parents[place] for place in places]
+        return self._context.backend.batch_set(hashes, parents, pages, deadline=deadline)
 
 
 def _text(value: object, to_text: Callable[[object], str]) -> str:

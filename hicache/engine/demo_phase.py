@@ -1,21 +1,31 @@
 """One process of the demo: serves turns with the cache and, beside it, without.
 
-Run as `python -m hicache.engine.demo_phase FOLDER before|after`: reads the options from the folder,
-takes up the conversations where the phase before left them, and leaves its report and the
+Run as `python -m hicache.engine.demo_phase FOLDER before|after RANK`: reads the options from the
+folder, takes up the conversations where the phase before left them, and leaves its report and the
 conversations there. What it finds of the earlier phase's KV it finds in storage alone.
+
+Where the model is spread over ranks, each is such a process, and serves the same requests.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
 
 from hicache.engine.conversations import interleave
 from hicache.engine.demo_options import DemoOptions
 from hicache.engine.demo_parts import DemoParts
 from hicache.engine.machine import machine_facts
+from hicache.engine.peers import EngineRank
+from hicache.engine.rank_processes import end_with_parent
 from hicache.engine.report import (
     AnswerDifference,
     DemoReport,
@@ -24,15 +34,20 @@ from hicache.engine.report import (
     TurnReport,
 )
 from hicache.engine.request import Request
+from hicache.engine.torch_peers import joined_ranks
 from hicache.errors import HiCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
-__all__ = ["compare_answers", "serve_phase"]
+__all__ = ["compare_answers"]
 
 _NEAR_TIE = 1e-3
 """Logits closer than this can be swapped by rounding alone."""
+
+_PATIENCE_SECONDS = 60.0
+"""How long a rank waits for another: ranks load their weights at different speeds."""
 
 
 class _Turn(NamedTuple):
@@ -64,11 +79,17 @@ def compare_answers(
 
 
 class _Phase:
-    """The two engines of a process and what they have served."""
+    """The two engines of a process and what they have served.
 
-    def __init__(self, options: DemoOptions, *, after_restart: bool) -> None:
+    Args:
+        options: of the run.
+        rank: of this process.
+        after_restart: which phase.
+    """
+
+    def __init__(self, options: DemoOptions, rank: EngineRank, *, after_restart: bool) -> None:
         self._after_restart = after_restart
-        self.parts = DemoParts(options)
+        self.parts = DemoParts(options, rank)
         self._cached = self.parts.create_engine(with_cache=True)
         self._plain = self.parts.create_engine(with_cache=False)
         # The first forward passes of a process pay for thread pools, kernels and fresh memory; the
@@ -78,7 +99,32 @@ class _Phase:
         self._turns: list[TurnReport] = []
         self._differences: list[AnswerDifference] = []
 
-    def serve(self, turns: Sequence[_Turn]) -> None:
+    def serve_all(
+        self, history: dict[int, list[int]], *, progress: Callable[[int], object]
+    ) -> DemoReport:
+        """Serve all turns of the phase, and close.
+
+        Args:
+            history: tokens of each conversation so far by user; brought up to date.
+            progress: told the number of turns just served.
+        """
+        options = self.parts.options
+        size = options.size
+        order = interleave(num_users=size.num_users, num_turns=size.num_turns, seed=options.seed)
+        cut = size.num_users * size.turns_before_restart
+        order = order[cut:] if self._after_restart else order[:cut]
+        for first in range(0, len(order), 2):
+            turns = [
+                _Turn(user, turn, self.parts.request(user, turn, history))
+                for user, turn in order[first : first + 2]
+            ]
+            self._serve(turns)
+            for user, _, request in turns:
+                history[user] = request.prompt_ids + request.output_ids
+            progress(len(turns))
+        return self._close()
+
+    def _serve(self, turns: Sequence[_Turn]) -> None:
         """Answer some prompts together; then each of them alone, uncached."""
         self._cached.run(*(turn.request for turn in turns))
         for user, turn, cached in turns:
@@ -108,7 +154,7 @@ class _Phase:
             text=self.parts.tokenizer.decode(cached.output_ids),
         )
 
-    def close(self) -> DemoReport:
+    def _close(self) -> DemoReport:
         """Let everything reach storage, stop, and return the report."""
         cache = self._cached.cache
         assert cache is not None
@@ -136,40 +182,8 @@ class _Phase:
         )
 
 
-def serve_phase(
-    options: DemoOptions,
-    *,
-    after_restart: bool,
-    history: dict[int, list[int]],
-    progress: Callable[[int], object],
-) -> DemoReport:
-    """Serve all turns of one phase.
-
-    Args:
-        options: the run.
-        after_restart: which phase.
-        history: tokens of each conversation so far by user; brought up to date.
-        progress: told the number of turns just served.
-    """
-    phase = _Phase(options, after_restart=after_restart)
-    size = options.size
-    order = interleave(num_users=size.num_users, num_turns=size.num_turns, seed=options.seed)
-    cut = size.num_users * size.turns_before_restart
-    order = order[cut:] if after_restart else order[:cut]
-    for first in range(0, len(order), 2):
-        turns = [
-            _Turn(user, turn, phase.parts.request(user, turn, history))
-            for user, turn in order[first : first + 2]
-        ]
-        phase.serve(turns)
-        for user, _, request in turns:
-            history[user] = request.prompt_ids + request.output_ids
-        progress(len(turns))
-    return phase.close()
-
-
-def main(folder: Path, phase: str) -> None:
-    """Run one phase in this process; see the module's docstring."""
+def main(folder: Path, phase: str, rank: int) -> None:
+    """Run one rank of one phase in this process; see the module's docstring."""
     from tqdm import tqdm
 
     after_restart = phase == "after"
@@ -181,16 +195,56 @@ def main(folder: Path, phase: str) -> None:
     size = options.size
     turns = size.turns_after_restart if after_restart else size.turns_before_restart
     label = "after the restart" if after_restart else "before the restart"
-    with tqdm(total=turns * size.num_users, desc=label, unit="turn", disable=None) as bar:
-        report = serve_phase(
-            options, after_restart=after_restart, history=history, progress=bar.update
-        )
-    history_file.write_text(json.dumps(history))
-    report.write_json(folder / f"{phase}.json")
+    hidden = True if rank else None
+    with (
+        _joined(options, folder, phase, rank) as engine_rank,
+        tqdm(total=turns * size.num_users, desc=label, unit="turn", disable=hidden) as bar,
+    ):
+        served = _Phase(options, engine_rank, after_restart=after_restart)
+        logits = served.parts.first_logits().cpu().numpy() if options.ranks_change else None
+        report = served.serve_all(history, progress=bar.update)
+    if rank == 0:
+        history_file.write_text(json.dumps(history))
+        if logits is not None:
+            report = _compared(report, logits, folder / "logits", after_restart=after_restart)
+    report.write_json(folder / f"{phase}.{rank}.json")
+
+
+def _joined(
+    options: DemoOptions, folder: Path, phase: str, rank: int
+) -> AbstractContextManager[EngineRank]:
+    """Return this process among the ranks of its phase, which share the cores."""
+    tp_size = options.tp_size_of(after_restart=phase == "after")
+    num_ranks = tp_size * options.pp_size
+    if num_ranks == 1:
+        return nullcontext(EngineRank())
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_ranks))
+    return joined_ranks(
+        rank,
+        tp_size=tp_size,
+        pp_size=options.pp_size,
+        rendezvous=folder / f"{phase}.ranks",
+        timeout_seconds=_PATIENCE_SECONDS,
+    )
+
+
+def _compared(
+    report: DemoReport, logits: np.ndarray, file: Path, *, after_restart: bool
+) -> DemoReport:
+    """Note, after the restart, by how much the logits are not those from before it."""
+    if not after_restart:
+        logits.tofile(file)
+        return report
+    before = np.fromfile(file, dtype=logits.dtype).reshape(logits.shape)
+    difference = float(np.abs(logits - before).max())
+    return dataclasses.replace(report, restart_logit_difference=difference)
 
 
 if __name__ == "__main__":
+    end_with_parent()
     try:
-        main(Path(sys.argv[1]), sys.argv[2])
+        main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     except HiCacheError as error:
         sys.exit(f"hicache: {error}")
+    except KeyboardInterrupt:
+        sys.exit(1)

@@ -8,22 +8,22 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from hicache.clock import MonotonicClock
-from hicache.engine.model import SequenceChunk
-from hicache.engine.request import FinishReason, TokenChoice
+from hicache.engine.passes import Passes
+from hicache.engine.request import FinishReason
 from hicache.engine.request_pages import RequestPages
 from hicache.errors import CapacityError, ConfigError, TransferError
 from hicache.hiradix_cache import LoadStatus
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hicache.clock import Clock
     from hicache.engine.model import KVPool, Model
-    from hicache.engine.request import Request
+    from hicache.engine.passes import Draft
+    from hicache.engine.request import Request, TokenChoice
     from hicache.hiradix_cache import HiRadixCache, PrefixMatch
     from hicache.pools import Allocator
     from hicache.radix import RadixKey
@@ -34,6 +34,8 @@ __all__ = ["CacheHandle", "Engine"]
 
 _UNSTARTED = -2
 """Producer of a request whose load is queued but not started."""
+
+_DOZE_SECONDS = 0.0005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +49,21 @@ class CacheHandle:
 class Engine:
     """Serves requests from one thread; `step` runs one batch.
 
+    Where a model is spread over ranks, each rank has an engine that is given the same calls in the
+    same order. What an engine does next depends on these, on the tokens and on what its cache has
+    agreed on with the others: never on the time or on what one rank alone can see. `step` raises
+    `RanksLostError` when another rank has ended: the engine is to be started anew on all.
+
     Args:
         model: computes; reads and writes `pool`.
         pool: the device's KV.
-        allocator: its free pages, shared with the cache.
+        allocator: its free pages, shared with the cache; with a cache of several ranks, only those
+            are used that every rank has.
         cache: None computes every token of every request.
         max_batch_requests: requests computed in one step.
         chunk_tokens: prompt tokens computed in one step, over all requests; longer prompts are
             computed in chunks, and each chunk is inserted into the tree.
+        draft: guesses tokens, which are verified several at a time; the answers stay the same.
         clock: for times to first token.
         idle: called when every request waits, to let workers go on.
     """
@@ -68,21 +77,21 @@ class Engine:
         cache: CacheHandle | None,
         max_batch_requests: int = 8,
         chunk_tokens: int = 512,
+        draft: Draft | None = None,
         clock: Clock | None = None,
         idle: Callable[[], None] | None = None,
     ) -> None:
         if chunk_tokens < 1 or max_batch_requests < 1:
             raise ConfigError("chunk_tokens and max_batch_requests must be at least 1")
-        self._model = model
-        self._pool = pool
-        self._allocator = allocator
+        self._passes = Passes(model, pool, draft)
         self._handle = cache
+        self._allocator = allocator if cache is None else cache.cache.controller.device_allocator
         self._max_batch_requests = max_batch_requests
         self._chunk_tokens = chunk_tokens
         self._clock = clock or MonotonicClock()
         self._idle = idle or _doze
-        self._page_size = pool.geometry.page_size
-        self._pages = RequestPages(allocator, self.cache, self._page_size)
+        self._pool = pool
+        self._pages = RequestPages(self._allocator, self.cache, self._page_size)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._requests: dict[RequestId, Request] = {}
@@ -91,6 +100,10 @@ class Engine:
     def cache(self) -> HiRadixCache | None:
         """The cache, if there is one."""
         return None if self._handle is None else self._handle.cache
+
+    @property
+    def _page_size(self) -> int:
+        return self._pool.geometry.page_size
 
     @property
     def _best_effort(self) -> bool:
@@ -150,9 +163,14 @@ class Engine:
                 raise CapacityError("no request can go on; is the device pool too small?")
 
     def settle(self, timeout_seconds: float = 30.0) -> bool:
-        """Step the cache alone until nothing is in flight; False after `timeout_seconds`."""
-        cache, end = self.cache, self._clock.now() + timeout_seconds
-        while cache is not None and cache.num_in_flight and self._clock.now() < end:
+        """Step the cache alone until nothing is in flight; False after `timeout_seconds`.
+
+        The time is counted in steps, so that all ranks take as many.
+        """
+        cache = self.cache
+        for _ in range(int(timeout_seconds / _DOZE_SECONDS)):
+            if cache is None or not cache.num_in_flight:
+                break
             cache.check_hicache_events()
             self._idle()
         return cache is None or not cache.num_in_flight
@@ -170,18 +188,10 @@ class Engine:
         if not batch:
             self._idle()
             return []
-        chunks = [
-            SequenceChunk(
-                request.token_ids(request.num_computed, request.num_computed + count),
-                request.num_computed,
-                request.pages,
-            )
-            for request, count in batch
-        ]
         self._reserve_writes(batch)
         began = self._clock.now()
         try:
-            logits = self._model.forward(chunks, self._pool)
+            choices = self._passes.compute(batch)
         except TransferError:
             self._retract_failed_loads([request for request, _ in batch])
             return []
@@ -189,7 +199,7 @@ class Engine:
             if self._handle is not None:
                 self._handle.counter.set_consumer(())
         self._note_prefill(batch, self._clock.now() - began)
-        self._take_results(batch, logits)
+        self._take_results(batch, choices)
         return [request for request, _ in batch]
 
     # -- admission ---------------------------------------------------------------------------
@@ -303,8 +313,8 @@ class Engine:
         return batch
 
     def _grow_or_retract(self, request: Request) -> bool:
-        """Give `request` a page for its next token, from the youngest request if need be."""
-        while not self._pages.grow(request):
+        """Give `request` pages for its next tokens, from the youngest request if need be."""
+        while not self._pages.grow(request, self._passes.num_guesses(request)):
             youngest = self.running[-1]
             if self.cache is not None and self.cache.tree.num_pending_evict_pages:
                 return False
@@ -325,18 +335,19 @@ class Engine:
             if request.num_computed < request.num_prompt_tokens:
                 self._pages.reserve_write(request, count)
 
-    def _take_results(self, batch: list[tuple[Request, int]], logits: torch.Tensor) -> None:
-        top = torch.topk(logits, 2, dim=-1)
-        ids, values = top.indices.tolist(), top.values.tolist()
+    def _take_results(
+        self, batch: list[tuple[Request, int]], choices: Sequence[Sequence[TokenChoice]]
+    ) -> None:
         now = self._clock.now()
-        for (request, count), token_ids, token_logits in zip(batch, ids, values, strict=True):
+        for (request, count), follow in zip(batch, choices, strict=True):
             request.producer = -1
             in_prefill = request.num_computed < request.num_prompt_tokens
             request.num_computed += count
             if not request.num_to_compute:
                 if not request.output_ids:
                     request.first_token_at = now
-                request.take(TokenChoice(tuple(token_ids), tuple(token_logits)))
+                # All but the last of them have been computed, too.
+                request.num_computed += request.take(follow) - 1
             if request.finished:
                 self._finish(request)
             elif in_prefill:
@@ -386,4 +397,4 @@ def _prefill_tokens(request: Request) -> int:
 
 
 def _doze() -> None:
-    time.sleep(0.0005)
+    time.sleep(_DOZE_SECONDS)

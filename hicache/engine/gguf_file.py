@@ -15,7 +15,7 @@ from hicache.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LoadedModel", "read_gguf"]
+__all__ = ["LoadedModel", "read_gguf", "read_gguf_config"]
 
 _CONTROL_TOKEN_TYPE = 3
 
@@ -47,27 +47,8 @@ def read_gguf(path: Path, *, name: str, revision: str) -> LoadedModel:
             (biases, rope factors) that `hicache.engine.llama` would ignore.
     """
     file = _GgufFile(path)
-    architecture = file.value("general.architecture")
-    if architecture != "llama":
-        raise ConfigError(f"{path} holds a {architecture!r} model; only 'llama' is supported")
-    num_heads = file.value("llama.attention.head_count")
-    hidden_size = file.value("llama.embedding_length")
+    config = _read_config(file, name=name, revision=revision)
     embedding = file.rows("token_embd")
-    config = LlamaConfig(
-        name=name,
-        weights_revision=revision,
-        num_layers=file.value("llama.block_count"),
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=file.value("llama.attention.head_count_kv"),
-        head_dim=hidden_size // num_heads,
-        ffn_size=file.value("llama.feed_forward_length"),
-        vocab_size=embedding.shape[0],
-        rope_theta=file.value("llama.rope.freq_base"),
-        rms_eps=file.value("llama.attention.layer_norm_rms_epsilon"),
-        max_positions=file.value("llama.context_length"),
-        tied_embeddings=not file.holds("output"),
-    )
     weights = LlamaWeights(
         embedding=embedding,
         layers=tuple(_read_layer(file, layer) for layer in range(config.num_layers)),
@@ -87,12 +68,17 @@ def read_gguf(path: Path, *, name: str, revision: str) -> LoadedModel:
     return LoadedModel(config, weights, source)
 
 
+def read_gguf_config(path: Path, *, name: str, revision: str) -> LlamaConfig:
+    """Read the shape of a Llama model alone; else as `read_gguf`."""
+    return _read_config(_GgufFile(path), name=name, revision=revision)
+
+
 class _GgufFile:
     """A GGUF file, and which of its tensors have not been read yet."""
 
     def __init__(self, path: Path) -> None:
         self._gguf = _import_gguf()
-        self._path = path
+        self.path = path
         reader = self._gguf.GGUFReader(path)
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -101,23 +87,54 @@ class _GgufFile:
     def value(self, key: str) -> Any:
         """Return a field's value."""
         if key not in self._fields:
-            raise ConfigError(f"{self._path} has no field {key}; it is no Llama model")
+            raise ConfigError(f"{self.path} has no field {key}; it is no Llama model")
         return self._fields[key].contents()
 
     def holds(self, name: str) -> bool:
         """Whether there is a tensor of that name."""
         return f"{name}.weight" in self._tensors
 
+    def num_rows(self, name: str) -> int:
+        """Return how many rows a tensor has."""
+        # The file names the fastest axis first.
+        return int(self._tensor(name).shape[-1])
+
     def rows(self, *names: str) -> torch.Tensor:
         """Return the dequantised tensors, one below the other, as float32."""
         parts = []
         for name in names:
-            if not self.holds(name):
-                raise ConfigError(f"{self._path} has no tensor {name}; it is no Llama model")
-            tensor = self._tensors[f"{name}.weight"]
+            tensor = self._tensor(name)
             self.unread.discard(tensor.name)
             parts.append(self._gguf.dequantize(tensor.data, tensor.tensor_type))
         return torch.from_numpy(np.concatenate(parts, dtype=np.float32))
+
+    def _tensor(self, name: str) -> Any:
+        if not self.holds(name):
+            raise ConfigError(f"{self.path} has no tensor {name}; it is no Llama model")
+        return self._tensors[f"{name}.weight"]
+
+
+def _read_config(file: _GgufFile, *, name: str, revision: str) -> LlamaConfig:
+    architecture = file.value("general.architecture")
+    if architecture != "llama":
+        raise ConfigError(f"{file.path} holds a {architecture!r} model; only 'llama' is supported")
+    num_heads = file.value("llama.attention.head_count")
+    hidden_size = file.value("llama.embedding_length")
+    return LlamaConfig(
+        name=name,
+        weights_revision=revision,
+        num_layers=file.value("llama.block_count"),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=file.value("llama.attention.head_count_kv"),
+        head_dim=hidden_size // num_heads,
+        ffn_size=file.value("llama.feed_forward_length"),
+        vocab_size=file.num_rows("token_embd"),
+        rope_theta=file.value("llama.rope.freq_base"),
+        rms_eps=file.value("llama.attention.layer_norm_rms_epsilon"),
+        max_positions=file.value("llama.context_length"),
+        tied_embeddings=not file.holds("output"),
+    )
 
 
 def _read_layer(file: _GgufFile, layer: int) -> LlamaLayerWeights:

@@ -26,11 +26,13 @@ class SequenceChunk:
         start: tokens of the sequence before them, whose KV is in the pool (or is being loaded into
             it under the pool's layer events).
         pages: the sequence's page table, covering at least `start + len(token_ids)` tokens.
+        num_logits: of how many of its last tokens the logits are asked for.
     """
 
     token_ids: Sequence[int] | torch.Tensor
     start: int
     pages: IntArray
+    num_logits: int = 1
 
 
 class KVPool(Protocol):
@@ -79,11 +81,13 @@ class Model(Protocol):
             pool: the KV before each chunk's `start`; the new one is added.
 
         Returns:
-            Float32 logits `[len(chunks), vocab_size]` of each chunk's last token.
+            Float32 logits `[sum of num_logits, vocab_size]` of each chunk's last tokens in order,
+            on every rank of a model that is spread over several.
 
         Raises:
-            ConfigError: no chunk, an empty chunk, a page table too short, or a sequence longer than
-                `max_positions`. Nothing was stored.
-            TransferError: from the pool, when a layer's load failed. The new KV of the layers up to
-                that one was stored.
+            ConfigError: no chunk, an empty chunk, a page table too short, a sequence longer than
+                `max_positions`, or logits of more tokens than the chunk has. Nothing was stored.
+            TransferError: a layer's load failed, on this rank or on another. What was stored of the
+                new KV is not to be used.
+            RanksLostError: another rank has ended or does not answer.
         """

@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 
 from hicache.errors import ConfigError
-from hicache.layout import KVGeometry, MlaGeometry, PageGeometry
+from hicache.layout import HeadRange, KVGeometry, MlaGeometry, PageGeometry
 
 __all__ = ["LlamaConfig", "MlaConfig", "ModelConfig", "tiny_config", "tiny_mla_config"]
 
@@ -27,6 +27,8 @@ class ModelConfig(ABC):
         rms_eps: added to the mean square in RMSNorm.
         max_positions: tokens that a sequence may have.
         tied_embeddings: whether the token embedding is also the output projection.
+        first_layer: of a part of a model (`hicache.engine.model_shards`), the whole one's number
+            for its first layer; None for a whole model.
 
     Raises:
         ConfigError: a field that cannot be; the message names it.
@@ -43,12 +45,13 @@ class ModelConfig(ABC):
     rms_eps: float
     max_positions: int
     tied_embeddings: bool
+    first_layer: int | None = None
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0:
+            if field.type in ("int", "float") and value <= 0:
                 raise ConfigError(f"{owner}.{field.name} is {value}; it must be positive")
         if self.rope_dim % 2:
             raise ConfigError(f"rotary embedding turns {self.rope_dim} elements; make it even")
@@ -70,10 +73,13 @@ class LlamaConfig(ModelConfig):
     Attributes:
         num_kv_heads: heads of the keys and values that are cached; divides `num_heads`.
         head_dim: elements of one head.
+        kv_heads: of a part of a model, which KV heads of the whole one it has; None for a whole
+            model.
     """
 
     num_kv_heads: int
     head_dim: int
+    kv_heads: HeadRange | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +100,8 @@ class LlamaConfig(ModelConfig):
             num_layers=self.num_layers,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
+            kv_heads=self.kv_heads,
+            first_layer=self.first_layer,
             dtype=dtype,
             page_size=page_size,
         )
@@ -126,6 +134,7 @@ class MlaConfig(ModelConfig):
             num_layers=self.num_layers,
             kv_lora_rank=self.kv_lora_rank,
             qk_rope_head_dim=self.qk_rope_head_dim,
+            first_layer=self.first_layer,
             dtype=dtype,
             page_size=page_size,
         )

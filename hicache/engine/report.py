@@ -81,6 +81,10 @@ class TurnReport:
                 ]
             )
 
+    def untimed(self) -> TurnReport:
+        """Return the turn without its times: all ranks of a model have the same."""
+        return dataclasses.replace(self, ttft_seconds=0.0, ttft_uncached_seconds=0.0)
+
     @property
     def speed_up(self) -> float | None:
         """How many times sooner the first token came; None when a time is too short to tell."""
@@ -202,6 +206,9 @@ class DemoReport:
         movements: bytes moved between tiers.
         differences: one for each answer that differs.
         counters: other counts of the cache by name.
+        restart_logit_difference: where the model is split over other ranks after the restart, by
+            how much a logit of the same prompt, computed without a cache, differs then at most,
+            because they add in another order. None where it is not, or before the restart.
     """
 
     model: str
@@ -211,6 +218,7 @@ class DemoReport:
     movements: Movements = Movements()
     differences: tuple[AnswerDifference, ...] = ()
     counters: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    restart_logit_difference: float | None = None
 
     @property
     def answers_equal(self) -> bool:
@@ -240,6 +248,7 @@ class DemoReport:
                 f"the earlier report is of model {self.model!r} with {self.config}, the later of "
                 f"{later.model!r} with {later.config}; delete the earlier or run it again"
             )
+        difference = later.restart_logit_difference
         names = [*self.counters, *(name for name in later.counters if name not in self.counters)]
         return dataclasses.replace(
             later,
@@ -249,6 +258,30 @@ class DemoReport:
             counters={
                 name: self.counters.get(name, 0) + later.counters.get(name, 0) for name in names
             },
+            restart_logit_difference=(
+                self.restart_logit_difference if difference is None else difference
+            ),
+        )
+
+    def with_ranks(self, others: Sequence[DemoReport]) -> DemoReport:
+        """Return this report of one rank with the bytes that the others have moved.
+
+        Seconds add up too, so that a bandwidth is the mean of the ranks.
+
+        Raises:
+            InvariantViolation: a rank has served other turns, found other tokens in a tier, or
+                answered otherwise.
+        """
+        mine = [turn.untimed() for turn in self.turns]
+        wrong = [
+            f"rank {number} has not served the turns of rank 0, or not from the same tiers"
+            for number, other in enumerate(others, start=1)
+            if [turn.untimed() for turn in other.turns] != mine
+        ]
+        if wrong:
+            raise InvariantViolation(wrong)
+        return dataclasses.replace(
+            self, movements=sum((other.movements for other in others), self.movements)
         )
 
     def to_json(self) -> dict[str, object]:
@@ -270,6 +303,7 @@ class DemoReport:
             "differences": [dataclasses.asdict(difference) for difference in self.differences],
             "totals": {name: dataclasses.asdict(totals) for name, totals in self.totals.items()},
             "counters": dict(self.counters),
+            "restart_logit_difference": self.restart_logit_difference,
         }
 
     @classmethod
@@ -293,6 +327,7 @@ class DemoReport:
                 ),
                 differences=tuple(_read_difference(item) for item in data["differences"]),
                 counters=data["counters"],
+                restart_logit_difference=data["restart_logit_difference"],
             )
         except (AttributeError, InvariantViolation, KeyError, TypeError, ValueError) as error:
             raise ConfigError(

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from hicache.engine.report import replace_file
 from hicache.engine.report_plots import COLORS, plot_movements, plot_times, plot_tokens
-from hicache.engine.report_table import format_bytes, format_factor, format_ms, format_share
+from hicache.engine.report_table import (
+    format_bytes,
+    format_factor,
+    format_ms,
+    format_share,
+    restart_note,
+)
 from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +58,7 @@ def render_html(report: DemoReport) -> str:
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         report=report,
         totals=report.totals,
+        restart_note=restart_note(report),
         movements=report.movements.by_name(),
         colors=COLORS,
         plots={

@@ -9,7 +9,14 @@ if TYPE_CHECKING:
 
     from hicache.engine.report import DemoReport, TurnReport, TurnTotals
 
-__all__ = ["format_bytes", "format_factor", "format_ms", "format_share", "format_table"]
+__all__ = [
+    "format_bytes",
+    "format_factor",
+    "format_ms",
+    "format_share",
+    "format_table",
+    "restart_note",
+]
 
 _TURN_HEADER = (
     "user", "turn", "restart", "prompt", "L1", "L2", "L3", "computed",
@@ -26,7 +33,7 @@ def format_table(report: DemoReport) -> str:
     """Return the report as aligned plain text without a trailing newline.
 
     One row per turn with tokens by origin and time to first token, then totals and medians, bytes
-    moved, and whether the answers are equal.
+    moved, whether the answers are equal, and `restart_note`.
     """
     totals = report.totals
     moved = [
@@ -40,6 +47,10 @@ def format_table(report: DemoReport) -> str:
     ]
     unequal = sum(not turn.answer_equal for turn in report.turns)
     verdict = "equal to those without a cache" if report.answers_equal else "NOT equal"
+    closing = (
+        f"answers: {verdict} ({unequal} of {len(report.turns)} differ)",
+        restart_note(report),
+    )
     return "\n\n".join(
         [
             _align([_TURN_HEADER, *map(_turn_row, report.turns)]),
@@ -50,8 +61,22 @@ def format_table(report: DemoReport) -> str:
                 ]
             ),
             _align([_MOVEMENT_HEADER, *moved]),
-            f"answers: {verdict} ({unequal} of {len(report.turns)} differ)",
+            "\n".join(filter(None, closing)),
         ]
+    )
+
+
+def restart_note(report: DemoReport) -> str:
+    """Return how far the ranks after a restart are from those before it; empty where they are not.
+
+    Ranks that split a model otherwise add the same numbers in another order.
+    """
+    difference = report.restart_logit_difference
+    if not difference:
+        return ""
+    return (
+        f"logits of the same prompt differ by {difference:.1e} at most after the restart, because "
+        "the model is split over other ranks then, whose sums are rounded otherwise"
     )
 
 

@@ -113,6 +113,11 @@ class Request:
         return self.num_tokens - self.num_computed
 
     @property
+    def num_left(self) -> int:
+        """Tokens that the answer can still have."""
+        return self.max_new_tokens - len(self.output_ids)
+
+    @property
     def finished(self) -> bool:
         """Whether the request has ended."""
         return self.finish_reason is not None
@@ -140,12 +145,16 @@ class Request:
         """Return the key of all tokens so far."""
         return self.prompt_key.extend(self.output_ids) if self.output_ids else self.prompt_key
 
-    def take(self, choice: TokenChoice) -> None:
-        """Append the chosen token and note whether it ends the answer."""
-        token = choice.token_ids[0]
-        self.output_ids.append(token)
-        self.choices.append(choice)
-        if token in self.stop_ids:
-            self.finish_reason = FinishReason.STOP
-        elif len(self.output_ids) >= self.max_new_tokens:
-            self.finish_reason = FinishReason.LENGTH
+    def take(self, choices: Sequence[TokenChoice]) -> int:
+        """Append chosen tokens up to the one that ends the answer; return how many."""
+        for count, choice in enumerate(choices, start=1):
+            token = choice.token_ids[0]
+            self.output_ids.append(token)
+            self.choices.append(choice)
+            if token in self.stop_ids:
+                self.finish_reason = FinishReason.STOP
+            elif not self.num_left:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finished:
+                return count
+        return len(choices)

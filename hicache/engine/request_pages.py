@@ -38,9 +38,9 @@ class RequestPages:
             self._cache.evict(num_pages - self._allocator.num_available)
         return self._allocator.num_available >= num_pages
 
-    def grow(self, request: Request) -> bool:
-        """Give `request` pages for all its tokens; False when there are too few."""
-        missing = self.count_for(request.num_tokens) - len(request.pages)
+    def grow(self, request: Request, num_guesses: int = 0) -> bool:
+        """Give `request` pages for all its tokens and guesses; False when there are too few."""
+        missing = self.count_for(request.num_tokens + num_guesses) - len(request.pages)
         if missing > 0:
             if not self.make_room(missing):
                 return False

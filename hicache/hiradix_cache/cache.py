@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
+from hicache.errors import RanksDivergedError
 from hicache.hiradix_cache.flushing import flush_to_storage
-from hicache.hiradix_cache.loading import HostLoader
-from hicache.hiradix_cache.persisting import Persister
-from hicache.hiradix_cache.prefetching import Prefetcher
+from hicache.hiradix_cache.followed_tree import FollowedTree
+from hicache.hiradix_cache.parts import CacheParts
 from hicache.hiradix_cache.prompt_tokens import PromptTokens
+from hicache.hiradix_cache.publishing import Publisher
 from hicache.hiradix_cache.results import PrefixMatch
-from hicache.hiradix_cache.returning import PageReturns
-from hicache.hiradix_cache.writing import HostWriter
+from hicache.hiradix_cache.store_calls import StoreCalls
 from hicache.pools import SlotTable
-from hicache.radix import CopyKind, LruPolicy, RadixTree
+from hicache.radix import LruPolicy, RadixTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hicache.config import HiCacheConfig, StorageConfig
     from hicache.controller import HiCacheController, StoragePolicies, StorageStatus
     from hicache.hiradix_cache.results import EvictOutcome, LoadBack
+    from hicache.pools import Allocator
     from hicache.radix import EvictionPolicy, InsertResult, RadixKey, RadixNode
     from hicache.types import IntArray, RequestId
 
@@ -41,6 +43,11 @@ class HiRadixCache:
     Belongs to the thread that first uses it, which is checked unless Python runs with `-O`. No call
     but `close` and the storage calls blocks. Pages are ids of the device allocator; free pages and
     a request's own pages are the scheduler's, pages of the tree are the tree's.
+
+    With several ranks, each makes the same calls in the same order, and takes device pages from
+    `device_allocator` and gives them back there. When a rank is lost, the others go on with their
+    device pages: nothing is written, loaded, persisted or prefetched any more, evicted pages are
+    dropped, and requests that wait for storage need not wait.
 
     Args:
         controller: carries the movements out; closed with the cache.
@@ -61,32 +68,19 @@ class HiRadixCache:
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clock = clock or MonotonicClock()
         self._sleep = sleep
         self.controller = controller
-        self.tree = RadixTree(self.config.page_size, create_policy=create_policy)
+        tree_class = RadixTree if controller.meeting.alone else FollowedTree
+        self.tree = tree_class(self.config.page_size, create_policy=create_policy)
         self.counters: Counter[str] = Counter()
         self.prompt_tokens = PromptTokens()
-        self._slot_table = SlotTable(controller.device_allocator.num_pages, self.config.page_size)
-        self._returns = PageReturns(controller.device_allocator, controller.host_allocator)
-        self._persister = Persister(self.tree, controller, self.counters)
-        self._writer = HostWriter(
-            self.tree,
-            controller,
-            persister=self._persister,
-            returns=self._returns,
-            counters=self.counters,
-        )
-        self._loader = HostLoader(
-            self.tree,
-            controller,
-            writer=self._writer,
-            returns=self._returns,
-            counters=self.counters,
-        )
-        self._prefetcher = Prefetcher(
-            self.tree, controller, writer=self._writer, counters=self.counters
-        )
+        self._slot_table = SlotTable(controller.num_device_page_ids, self.config.page_size)
+        parts = CacheParts.create(self.tree, controller, self.counters)
+        self._returns, self._persister = parts.returns, parts.persister
+        self._writer, self._loader = parts.writer, parts.loader
+        self._prefetcher = parts.prefetcher
+        self._store_calls = StoreCalls(parts)
+        self._publisher = Publisher(parts, clock=clock or MonotonicClock())
         self._counted_pages: dict[RequestId, int] = {}
         self._owner = threading.get_ident()
 
@@ -94,6 +88,20 @@ class HiRadixCache:
     def config(self) -> HiCacheConfig:
         """Policies and bounds in force; attaching a store may change policies."""
         return self.controller.config
+
+    @property
+    def device_allocator(self) -> Allocator:
+        """Where a scheduler takes device pages and gives them back.
+
+        With one rank what the cache was built on. With several it has as many free pages on each of
+        them at any moment, so that what a scheduler decides by it is decided alike.
+        """
+        return self.controller.device_allocator
+
+    @property
+    def ranks_lost(self) -> bool:
+        """Whether a rank was lost, so that L2 and L3 are off for good."""
+        return bool(self.counters["ranks_lost"])
 
     # -- look-up and insertion ---------------------------------------------------------------
 
@@ -104,7 +112,12 @@ class HiRadixCache:
         match ends inside it.
         """
         self._check_thread()
-        return PrefixMatch(self.tree.split_at(self.tree.match(key)), self._slot_table)
+        found = self.tree.match(key)
+        if self._publisher.is_off:
+            # What only the host has cannot be loaded any more.
+            node = found.last_device_node
+            found = found._replace(last_host_node=node, num_host_pages=0, loading=False)
+        return PrefixMatch(self.tree.split_at(found), self._slot_table)
 
     def insert(
         self, key: RadixKey, device_pages: IntArray, *, request_id: RequestId, chunked: bool
@@ -123,6 +136,11 @@ class HiRadixCache:
         self._check_thread()
         counted = self._counted_pages.pop(request_id, 0)
         result = self.tree.insert(key, device_pages, count_from_page=counted)
+        if self._publisher.is_off:
+            nodes = self.tree.path(result.node)
+            self._returns.adopted(
+                [one.device_pages for one in nodes if one.device_pages is not None]
+            )
         if chunked:
             self._counted_pages[request_id] = max(counted, result.end_page)
         else:
@@ -262,33 +280,35 @@ class HiRadixCache:
     ) -> None:
         """See `HiCacheController.attach_storage_backend`; a store that is new is filled anew."""
         self._check_thread()
-        write_policy, was_attached = self.config.write_policy, self.controller.storage is not None
-        self.controller.attach_storage_backend(storage, policies=policies)
-        if self.config.write_policy is not write_policy:
-            self._writer.reset()
-        if not was_attached:
-            self._forget_store()
+        with self._publisher.noticing():
+            self._store_calls.attach(storage, policies)
 
     def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
         """See `HiCacheController.detach_storage_backend`."""
         self._check_thread()
-        self.controller.detach_storage_backend(timeout_seconds)
+        with self._publisher.noticing():
+            self.controller.detach_storage_backend(timeout_seconds)
 
     def clear_storage_backend(self) -> int:
         """See `HiCacheController.clear_storage_backend`; forgets what storage held."""
         self._check_thread()
-        try:
-            return self.controller.clear_storage_backend()
-        finally:
-            # Also when the backend failed: some pages may be gone, or those of another rank.
-            self._forget_store()
+        with self._publisher.noticing():
+            return self._store_calls.clear()
 
     # -- progress and life cycle -------------------------------------------------------------
 
     def check_hicache_events(self) -> None:
-        """Publish what has ended; to be called exactly once per scheduler step. Never waits."""
+        """Publish what has ended; to be called exactly once per scheduler step.
+
+        Waits for nothing but, with several ranks, the slowest of them. When one does not come in
+        time, `counters["ranks_lost"]` becomes 1 and L2 and L3 are off from then on.
+
+        Raises:
+            RanksDivergedError: the ranks are not equal any more; on all of them, and again in every
+                later step. Stop the engine.
+        """
         self._check_thread()
-        self._take_finished()
+        self._publisher.publish()
         self._writer.step()
         self._persister.step()
 
@@ -322,7 +342,7 @@ class HiRadixCache:
         self._persister.forget()
         self._prefetcher.reset()
         self.controller.reset()
-        self._drop_queued()
+        self._publisher.drop_queued()
 
     def flush(self, timeout_seconds: float = 10.0) -> int:
         """Bring all that storage lacks to it; blocks, and takes its own steps.
@@ -350,46 +370,22 @@ class HiRadixCache:
             False when a call still runs; the memory it uses stays mapped. A later `close` looks
             again.
         """
-        self._drop_queued()
+        self._publisher.drop_queued()
         stopped = self.controller.close(timeout_seconds)
         num_idle_steps = 0
         while self.num_in_flight and num_idle_steps < _STEPS_TO_END:
             before = self.num_in_flight
-            self._take_finished()
+            with suppress(RanksDivergedError):
+                self._publisher.publish()
             num_idle_steps = 0 if self.num_in_flight < before else num_idle_steps + 1
+        if stopped:
+            self._returns.end()
+        self.controller.closed()
         return stopped
 
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return device and host pages that outlive a reset for copies in flight, for checks."""
         return self._returns.held_pages()
-
-    def _take_finished(self) -> None:
-        """Publish what has ended; begins no writes, for which `close` leaves no stream."""
-        finished = self.controller.collect()
-        for ack, good in finished.writes:
-            for write in ack.operations:
-                self._writer.finish(write, good=bool(good))
-        for ack, good in finished.loads:
-            for load in ack.operations:
-                self._loader.finish(load, good=bool(good))
-        self._prefetcher.advance(finished, now=self._clock.now())
-        for persist, num_good in finished.persists:
-            self._persister.finish(persist, num_good)
-            self._prefetcher.stored(persist.hashes[:num_good])
-            self._returns.copy_ended(persist.ticket)
-
-    def _forget_store(self) -> None:
-        """Forget what storage is believed to hold, and to lack."""
-        self.tree.forget_persisted()
-        self._persister.forget()
-        self._prefetcher.forget_doubts()
-
-    def _drop_queued(self) -> None:
-        """End copies that were never started."""
-        for operation in self.controller.drop_queued():
-            assert operation.ticket is not None
-            is_write = operation.ticket.kind is CopyKind.WRITE
-            (self._writer if is_write else self._loader).finish(operation, good=False)
 
     def _check_thread(self) -> None:
         assert threading.get_ident() == self._owner, "HiRadixCache belongs to one thread"

@@ -45,7 +45,7 @@ class HostLoader:
         anchor, num_tokens = found.last_device_node, found.host_hit_tokens
         too_few = num_tokens < max(1, self._controller.config.load_back_threshold_tokens)
         # An older match may name a node that an eviction has taken since.
-        too_few |= not found.last_host_node.evicted
+        too_few |= not found.last_host_node.evicted or self._controller.is_off
         if too_few or (mem_quota is not None and num_tokens > mem_quota):
             return LoadBack(LoadStatus.NOTHING, _NONE, anchor)
         if found.loading or not self._controller.can_start_loading:
@@ -72,6 +72,8 @@ class HostLoader:
         pages = self._tree.ticket_host_pages(ticket)
         operation = self._controller.load(pages, ticket=ticket)
         if operation is None:
-            self._writer.evict(len(pages) - self._controller.device_allocator.num_available)
+            missing = len(pages) - self._controller.device_allocator.num_available
+            # Enough may be free, but not of the ranks that own these pages.
+            self._writer.evict(missing if missing > 0 else len(pages))
             operation = self._controller.load(pages, ticket=ticket)
         return operation

@@ -44,17 +44,19 @@ class Persister:
 
     def persist(self, node: RadixNode) -> None:
         """Queue `node` and its ancestors that storage does not hold; nothing without a store."""
-        if self._controller.storage is None:
+        storage = self._controller.storage
+        if storage is None:
             return
         ticket = self._tree.begin_persist(node)
         if ticket is None:
             return
         parent_hash, hashes = self._tree.ticket_hashes(ticket)
-        operation = self._controller.write_storage(
+        operation = self._controller.store_queue.persist(
             self._tree.ticket_host_pages(ticket),
             ticket=ticket,
             hashes=hashes,
             parent_hash=parent_hash,
+            max_operations=storage.max_inflight_persist_operations,
         )
         if operation is None:
             self._tree.commit_persist(ticket, 0)

@@ -51,6 +51,7 @@ class Prefetcher:
     ) -> None:
         self._tree = tree
         self._controller = controller
+        self._queue = controller.store_queue
         self._writer = writer
         self._counters = counters
         self._page_size = controller.config.page_size
@@ -85,7 +86,7 @@ class Prefetcher:
             return False
         first = anchor.end * self._page_size * TOKEN_BYTES
         prior = self._prior_hash(anchor, key)
-        self._by_request[request_id] = self._controller.prefetch(
+        self._by_request[request_id] = self._queue.prefetch(
             request_id,
             key=key,
             anchor=anchor,
@@ -140,7 +141,8 @@ class Prefetcher:
     def advance(self, finished: Finished, *, now: float) -> None:
         """Take what ended: answers of queries, reads to be closed, memory to be released.
 
-        Under `timeout`, also end the prefetches whose time is over; `now` is in seconds.
+        Under `timeout`, also end the prefetches whose time is over; `now` is in seconds, and the
+        same on every rank.
         """
         for operation, num_hits in finished.queries:
             self._start(operation, num_hits)
@@ -192,14 +194,15 @@ class Prefetcher:
 
     def _terminate(self, operation: PrefetchOperation) -> None:
         if not operation.terminated:
-            self._controller.terminate_prefetch(operation)
+            self._queue.terminate_prefetch(operation)
 
     def _start(self, operation: PrefetchOperation, num_hits: int) -> None:
         """Read the hit, wait for the budget, or end when it is not worth it or has no room."""
         void = operation.ticket.generation != self._tree.generation
         void |= self._controller.storage is None
         num_hits = self._doubted.num_credible(operation.hashes[:num_hits])
-        if void or operation.terminated or num_hits < self._threshold_pages:
+        too_few = num_hits < self._threshold_pages
+        if void or operation.terminated or too_few or not self._is_worth_it(operation):
             self._counters["prefetch_revoked"] += 1
             self._forget(operation)
             return
@@ -217,19 +220,26 @@ class Prefetcher:
             # The head of the hit is worth having without its tail.
             host_pages = self._controller.host_allocator.alloc(num_pages)
             assert host_pages is not None
-        self._controller.start_prefetch(operation, host_pages)
+        self._queue.start_prefetch(operation, host_pages)
+
+    def _is_worth_it(self, operation: PrefetchOperation) -> bool:
+        """Whether to read a hit rather than compute it; asked once, however long it waits."""
+        if not operation.judged:
+            operation.judged = True
+            return self._controller.costs.admits_read()
+        return True
 
     def _is_crowded(self, num_pages: int) -> bool:
         """Whether room for `num_pages` would cost pages of requests that still wait."""
         num_brought = sum(self._loaded_tokens.values()) // self._page_size
-        num_taken = num_brought + self._controller.num_prefetch_pages
+        num_taken = num_brought + self._queue.num_prefetch_pages
         num_host_pages = self._controller.host_allocator.num_pages
         return num_brought > 0 and num_taken + num_pages > num_host_pages
 
     def _forget(self, operation: PrefetchOperation) -> None:
         """End a prefetch that owns no memory."""
         self._tree.commit_prefetch(operation.ticket, operation.key, _NONE, 0)
-        self._controller.forget_prefetch(operation)
+        self._queue.forget_prefetch(operation)
         self._done(operation, 0)
 
     def _close(self, operation: PrefetchOperation, num_good: int) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hicache.pools import Allocator
     from hicache.radix import HeldPages, ResetResult, Ticket
     from hicache.types import IntArray
@@ -19,6 +23,7 @@ class PageReturns:
         self._device_allocator = device_allocator
         self._host_allocator = host_allocator
         self._held: list[tuple[set[Ticket], HeldPages]] = []
+        self._kept: list[int] = []
 
     def device(self, pages: IntArray) -> int:
         """Free device pages and return how many."""
@@ -50,7 +55,25 @@ class PageReturns:
                 self.host(held.host_pages)
         self._held = keep
 
+    def keep(self, device_pages: IntArray) -> None:
+        """Let device pages that may be in a request's page table be nobody's until `end`."""
+        self._kept += device_pages.tolist()
+
+    def adopted(self, chunks: Sequence[IntArray]) -> None:
+        """Note that the tree has these device pages now, some of which may have been kept."""
+        if self._kept:
+            taken = {page for chunk in chunks for page in chunk.tolist()}
+            self._kept = [page for page in self._kept if page not in taken]
+
+    def end(self) -> None:
+        """Free what was kept: no request goes on, and no copy runs any more."""
+        kept, self._kept = self._kept, []
+        self.device(np.array(kept, dtype=np.int64))
+
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return the device pages and the host pages that are held."""
         held = [pages for _, pages in self._held]
-        return [one.device_pages for one in held], [one.host_pages for one in held]
+        device = [one.device_pages for one in held]
+        if self._kept:
+            device.append(np.array(self._kept, dtype=np.int64))
+        return device, [one.host_pages for one in held]

@@ -66,14 +66,15 @@ class HostWriter:
     @property
     def _on_eviction(self) -> bool:
         """Whether what is evicted unwritten is written first."""
-        return self._policy in (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
+        on_eviction = self._policy in (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
+        return on_eviction and not self._controller.is_off
 
     def reserve(self, request_id: RequestId, device_pages: IntArray) -> bool:
         """See `HiRadixCache.reserve_write`."""
         wanted = (
             self._policy is WritePolicy.WRITE_THROUGH and self._controller.config.write_by_layer
         )
-        if not wanted or not len(device_pages):
+        if not wanted or not len(device_pages) or self._controller.is_off:
             return False
         self._make_room(len(device_pages))
         return self._controller.reserve_write(request_id, device_pages)
@@ -97,7 +98,7 @@ class HostWriter:
 
     def write_backup(self, node: RadixNode, *, reserved_by: RequestId | None = None) -> int:
         """See `HiRadixCache.write_backup`; may be what a request has reserved."""
-        ticket = self._tree.begin_write(node)
+        ticket = None if self._controller.is_off else self._tree.begin_write(node)
         if ticket is None:
             return 0
         is_reserved = reserved_by is not None and self._use_reserved(node, ticket, reserved_by)
@@ -205,7 +206,12 @@ class HostWriter:
             return False
         pages = self._tree.ticket_device_pages(ticket)
         self._make_room(len(pages), keep_duplicates=keep_duplicates)
-        return self._controller.write(pages, ticket=ticket) is not None
+        write = self._controller.write(pages, ticket=ticket)
+        if write is None and len(pages) <= self._controller.host_allocator.num_available:
+            # Enough are free, but not of the ranks that own these pages.
+            self.evict_host(len(pages), keep_duplicates=keep_duplicates)
+            write = self._controller.write(pages, ticket=ticket)
+        return write is not None
 
     def _make_room(self, num_pages: int, *, keep_duplicates: bool = False) -> None:
         """Evict host pages so that `num_pages` can be allocated, if that many can be at all."""

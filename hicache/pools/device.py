@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.pools.paged import DevicePages
+from hicache.pools.paged import DevicePages, put_rows
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,8 @@ class DeviceKVPool(DevicePages):
             v: as `k`.
         """
         keys, values = self._layer_rows[layer]
-        keys.index_copy_(0, slots, k)
-        values.index_copy_(0, slots, v)
+        put_rows(keys, slots, k)
+        put_rows(values, slots, v)
 
     def key_pages(self, layer: int) -> torch.Tensor:
         """Return the K of `layer` as `[num_pages, page_size, num_kv_heads, head_dim]`.

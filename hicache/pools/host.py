@@ -63,8 +63,8 @@ class HostKVPool:
     def layer_parts(self, layer: int) -> tuple[torch.Tensor, ...]:
         """Return each part of `layer` as a view `[num_pages, page_size, num_heads, dim]`.
 
-        Strided where the layout is not `layer_first`; heads and elements of a token are always
-        contiguous.
+        Strided where the layout is not `layer_first`; the elements of a head are always contiguous,
+        and so are the heads of a token where the layout is not `page_head`.
 
         Raises:
             ClosedError: the pool is closed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.pools.paged import DevicePages
+from hicache.pools.paged import DevicePages, put_rows
 
 if TYPE_CHECKING:
     import torch
@@ -62,5 +62,5 @@ class DeviceMlaPool(DevicePages):
             latent: `[num_tokens, 1, kv_lora_rank]`, device and type of the pool.
             rope_key: `[num_tokens, 1, qk_rope_head_dim]`, the same.
         """
-        self._latents[layer].index_copy_(0, slots, latent)
-        self._rope_keys[layer].index_copy_(0, slots, rope_key)
+        put_rows(self._latents[layer], slots, latent)
+        put_rows(self._rope_keys[layer], slots, rope_key)

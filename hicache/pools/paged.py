@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hicache.layout import PageGeometry
     from hicache.pools.base import LayerCounter
 
-__all__ = ["DevicePages"]
+__all__ = ["DevicePages", "put_rows"]
 
 _ALIGNMENT_BYTES = 4096
 
@@ -77,6 +77,14 @@ class DevicePages:
         if self._counter is not None:
             self._counter.wait_until(layer)
         return self._layer_rows[layer]
+
+
+def put_rows(target: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy `rows[i]` to `target[slots[i]]`; `slots` are int64 on the same device, no two equal."""
+    if target.element_size() == 1:
+        # torch has no such copy of FP8 on a CPU.
+        target, rows = target.view(torch.uint8), rows.view(torch.uint8)
+    target.index_copy_(0, slots, rows)
 
 
 def _zeros(geometry: PageGeometry, num_pages: int, torch_device: torch.device) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.pools.paged import DevicePages
+from hicache.pools.paged import DevicePages, put_rows
 
 if TYPE_CHECKING:
     import torch
@@ -41,4 +41,4 @@ class DeviceRowPool(DevicePages):
             slots: token slots, int64 `[num_tokens]` on the pool's device, no two equal.
             rows: `[num_tokens, 1, width]`, device and type of the pool.
         """
-        self._layer_rows[layer][0].index_copy_(0, slots, rows)
+        put_rows(self._layer_rows[layer][0], slots, rows)

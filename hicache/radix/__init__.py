@@ -1,9 +1,10 @@
 """The radix tree: pure decisions about which page is where; no torch, no threads, no I/O."""
 
-from hicache.radix.eviction import EvictionPolicy, LruPolicy
+from hicache.radix.eviction import EvictionPolicy, LearningPolicy, LruPolicy
 from hicache.radix.invariants import check_tree
 from hicache.radix.key import RadixKey
 from hicache.radix.node import RadixNode
+from hicache.radix.policies import POLICY_NAMES, create_policy
 from hicache.radix.records import (
     CopyKind,
     EvictResult,
@@ -18,12 +19,14 @@ from hicache.radix.records import (
 from hicache.radix.tree import RadixTree
 
 __all__ = [
+    "POLICY_NAMES",
     "CopyKind",
     "EvictResult",
     "EvictionPolicy",
     "HeldPages",
     "HostInsertResult",
     "InsertResult",
+    "LearningPolicy",
     "LruPolicy",
     "MatchResult",
     "RadixKey",
@@ -33,4 +36,5 @@ __all__ = [
     "Ticket",
     "WriteCommit",
     "check_tree",
+    "create_policy",
 ]

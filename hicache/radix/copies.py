@@ -271,7 +271,6 @@ class CopyingTree(PrefixTree):
             child = node.children.get(slot) if node.children else None
             if child is None:
                 child = self._add_child(node, slot, key.namespace, data[position:])
-                child.last_access = self._tick
                 self.residency.expect_host(child)
             elif not data.startswith(child.key, position):
                 common = self._common_bytes(child.key, data, position)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hicache.radix.node import RadixNode
+    from hicache.radix.run_history import RunHistory
 
-__all__ = ["EvictionPolicy", "LruPolicy"]
+__all__ = ["EvictionPolicy", "LearningPolicy", "LruPolicy"]
 
 
 class EvictionPolicy(Protocol):
@@ -42,6 +43,17 @@ class EvictionPolicy(Protocol):
 
     def __iter__(self) -> Iterator[RadixNode]:
         """Return the nodes in any order (for checks)."""
+
+
+@runtime_checkable
+class LearningPolicy(EvictionPolicy, Protocol):
+    """A policy that wants to know when runs were used.
+
+    For such a one the tree keeps a `RunHistory`, one for all its queues.
+    """
+
+    def learn_from(self, history: RunHistory) -> None:
+        """Take the history of the tree; called once, before any node comes."""
 
 
 class LruPolicy:
@@ -88,13 +100,18 @@ class LruPolicy:
 
     def pop(self) -> RadixNode | None:
         """See `EvictionPolicy.pop`."""
+        node = self.peek()
+        if node is not None:
+            self.discard(node)
+        return node
+
+    def peek(self) -> RadixNode | None:
+        """Return the node that `pop` would take; None when the queue is empty."""
         while True:
             node, tick = self._oldest()
-            if node is None:
-                return None
-            self.discard(node)
-            if node.last_access == tick:
+            if node is None or node.last_access == tick:
                 return node
+            self.discard(node)
             self.add(node)
 
     def _oldest(self) -> tuple[RadixNode | None, int]:

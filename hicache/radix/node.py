@@ -39,8 +39,14 @@ class RadixNode:
         device_children: children with device pages.
         host_children: children with host pages, finished or in flight.
         queued: bits of `Queue`.
+        created: tick of the tree when the run came into it.
         last_access: tick of the tree when the run was last used.
         hit_count: requests that inserted the run.
+        past_hits: those before it was evicted, as far as the tree remembers.
+        last_use: the latest of them, counted by `ReuseStatistics`.
+        priority: given by `RadixTree.prioritize`; only the policy `priority` looks at it.
+        pinned_until: given by `RadixTree.pin`; only `PinningPolicy` looks at it.
+        lineage: id of the node that stood here first; see `RunHistory`.
         page_hashes: chained hash per page, None until first needed.
         write_ticket, load_ticket, persist_ticket: copies in flight that cover the run.
         persisted: whether storage is believed to hold the run and everything before it.
@@ -49,6 +55,7 @@ class RadixNode:
 
     __slots__ = (
         "children",
+        "created",
         "device_children",
         "device_pages",
         "end",
@@ -60,13 +67,18 @@ class RadixNode:
         "id",
         "key",
         "last_access",
+        "last_use",
+        "lineage",
         "load_ticket",
         "lock_ref",
         "namespace",
         "page_hashes",
         "parent",
+        "past_hits",
         "persist_ticket",
         "persisted",
+        "pinned_until",
+        "priority",
         "queued",
         "start",
         "write_ticket",
@@ -95,8 +107,14 @@ class RadixNode:
         self.device_children = 0
         self.host_children = 0
         self.queued = 0
+        self.created = 0
         self.last_access = 0
         self.hit_count = 0
+        self.past_hits = 0
+        self.last_use = 0
+        self.lineage: int = node_id
+        self.priority = 0
+        self.pinned_until = 0.0
         self.page_hashes: list[PageHash] | None = None
         self.write_ticket: Ticket | None = None
         self.load_ticket: Ticket | None = None

@@ -42,6 +42,11 @@ class Residency:
         self.num_locked_pages = 0
         self.num_host_pages = 0
 
+    @property
+    def queues(self) -> tuple[EvictionPolicy, ...]:
+        """The eviction queues."""
+        return self.device, self.duplicates, self.soles
+
     def gain_device(self, node: RadixNode, pages: IntArray) -> None:
         """Publish `pages` as the device pages of `node`, which has none."""
         parent = node.parent

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from hicache.errors import ConfigError
 from hicache.hashing import TOKEN_BYTES, hash_pages
-from hicache.radix.eviction import LruPolicy
+from hicache.radix.eviction import LearningPolicy, LruPolicy
 from hicache.radix.node import RadixNode
 from hicache.radix.records import InsertResult, MatchResult
 from hicache.radix.residency import Residency
+from hicache.radix.run_history import RunHistory
 from hicache.types import NodeId
 
 if TYPE_CHECKING:
@@ -28,15 +29,26 @@ class PrefixTree:
     Not thread-safe: one thread owns it. Costs: match is proportional to the bytes compared and the
     nodes passed, insert likewise plus the new pages.
 
+    Args:
+        page_size: tokens in a page.
+        create_policy: makes an eviction queue; called for each.
+        cut_victims: whether an eviction cuts the last run it takes, so that no more pages go than
+            were asked for. Otherwise runs go whole, which keeps nodes few.
+
     Attributes:
         page_size: tokens in a page.
         root: has no bytes, is always locked and never evicted.
         residency: which tiers hold a node, locks, eviction queues.
+        history: uses of runs, also of evicted ones; None when no policy learns from it.
         generation: counts resets; what belongs to an older one is void.
     """
 
     def __init__(
-        self, page_size: int, *, create_policy: Callable[[], EvictionPolicy] = LruPolicy
+        self,
+        page_size: int,
+        *,
+        create_policy: Callable[[], EvictionPolicy] = LruPolicy,
+        cut_victims: bool = False,
     ) -> None:
         if page_size < 1:
             raise ConfigError(f"page_size must be at least 1 token, not {page_size}")
@@ -44,20 +56,31 @@ class PrefixTree:
         self.generation = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._create_policy = create_policy
+        self._cut_victims = cut_victims
         self._next_node_id = 0
         self._clear()
 
     def _clear(self) -> None:
         self._tick = 0
         self.residency = Residency(self._create_policy)
+        self.history = self._begin_history()
         self.root = self._new_node(None, b"", b"", 0, 0)
         self.root.lock_ref = 1
         self.root.persisted = True
 
+    def _begin_history(self) -> RunHistory | None:
+        learners = [queue for queue in self.residency.queues if isinstance(queue, LearningPolicy)]
+        history = RunHistory() if learners else None
+        for queue in learners:
+            assert history is not None
+            queue.learn_from(history)
+        return history
+
     def match(self, key: RadixKey) -> MatchResult:
         """Return the longest cached prefix of `key` in whole pages.
 
-        Changes nothing but recency. Pages of an unfinished copy count as absent.
+        Changes nothing but recency, and that of whole runs: `split_at` makes one of a used part.
+        Pages of an unfinished copy count as absent.
         """
         self._tick = tick = self._tick + 1
         data, step = key.data, self._page_bytes
@@ -73,7 +96,6 @@ class PrefixTree:
             if child is None:
                 break
             node = child
-            node.last_access = tick
             run = node.key
             length = len(run)
             # A run of one page was compared by the look-up itself.
@@ -86,9 +108,10 @@ class PrefixTree:
                 loading = True
             if not whole:
                 break
+            node.last_access = tick
             children = node.children
             page = data[position : position + step]
-        if node.queued:
+        if node.queued and node.last_access == tick:
             self.residency.touch(node)
         pages = device_end // step
         return MatchResult(device_node, node, pages, position // step - pages, loading, chunks)
@@ -103,6 +126,7 @@ class PrefixTree:
         if node.end == end or node.parent is None:
             return match
         upper = self._split(node, end - node.start)
+        upper.last_access = self._tick
         if match.last_device_node is node:
             return match._replace(last_device_node=upper, last_host_node=upper)
         return match._replace(last_host_node=upper)
@@ -127,18 +151,15 @@ class PrefixTree:
         end = len(data) - len(data) % step
         if len(device_pages) * step < end:
             raise ConfigError(f"{key!r} has {end // step} pages, got {len(device_pages)} page ids")
+        self._begin_request(end // step - count_from_page)
         node, present, position = self.root, [], 0
         page = key.namespace + data[:step] if key.namespace else data[:step]
         adopted = False
         while position < end:
             child = node.children.get(page) if node.children is not None else None
             if child is None:
-                node = self._add_child(node, page, key.namespace, data[position:end])
-                pages = device_pages[position // step : end // step]
-                self.residency.gain_device(node, pages.copy())
-                node.last_access = tick
-                node.hit_count = 1
-                position = end
+                run = data[position:end]
+                node = self._add_runs(node, page, key.namespace, run, device_pages)
                 break
             if child.load_ticket is not None:
                 break
@@ -147,7 +168,7 @@ class PrefixTree:
                 child = self._split(child, common // step)
             child.last_access = tick
             if child.start >= count_from_page:
-                child.hit_count += 1
+                self._count_use(child)
             if child.device_pages is None:
                 adopted = True
                 self.residency.gain_device(child, device_pages[child.start : child.end].copy())
@@ -204,9 +225,36 @@ class PrefixTree:
         self._next_node_id += 1
         return node
 
+    def _begin_request(self, num_pages: int) -> None:
+        if self.history is not None:
+            self.history.statistics.begin_request(num_pages)
+
+    def _count_use(self, node: RadixNode) -> None:
+        if self.history is not None:
+            self.history.use(node)
+        node.hit_count += 1
+
+    def _add_runs(
+        self, node: RadixNode, page: bytes, namespace: bytes, run: bytes, device_pages: IntArray
+    ) -> RadixNode:
+        """Add all of `run` below `node`, with its device pages; return the last new node."""
+        while run:
+            node = self._add_child(node, page, namespace, run)
+            self._count_use(node)
+            self.residency.gain_device(node, device_pages[node.start : node.end].copy())
+            run = run[len(node.key) :]
+            page = run[: self._page_bytes]
+        return node
+
     def _add_child(self, parent: RadixNode, page: bytes, namespace: bytes, run: bytes) -> RadixNode:
+        """Add a node for `run`, or for its beginning when a part of it has a past of its own."""
         end = parent.end + len(run) // self._page_bytes
         node = self._new_node(parent, run, namespace, parent.end, end)
+        node.created = node.last_access = self._tick
+        past_pages = self.history and self.history.recall(node, parent, page)
+        if past_pages and past_pages < node.num_pages:
+            node.key = run = run[: past_pages * self._page_bytes]
+            node.end = parent.end + past_pages
         if parent.children is None:
             parent.children = {}
         # A run of one page serves as its own dictionary key: one object instead of two.
@@ -224,10 +272,12 @@ class PrefixTree:
         assert not node.lock_ref
         assert not node.host_lock_ref
         assert not node.tickets
-        parent = node.parent
+        parent, slot = node.parent, self._child_key(node)
         assert parent is not None
         assert parent.children is not None
-        del parent.children[self._child_key(node)]
+        if self.history is not None:
+            self.history.remember(node, parent, slot)
+        del parent.children[slot]
         if not parent.children:
             parent.children = None
         node.parent = None
@@ -262,7 +312,10 @@ class PrefixTree:
             upper.page_hashes = node.page_hashes[:num_pages]
             node.page_hashes = node.page_hashes[num_pages:]
         upper.lock_ref = 1 if node.lock_ref else 0
-        upper.last_access, upper.hit_count = node.last_access, node.hit_count
+        upper.created, upper.last_access = node.created, node.last_access
+        upper.hit_count, upper.past_hits = node.hit_count, node.past_hits
+        upper.last_use = node.last_use
+        upper.priority, upper.pinned_until = node.priority, node.pinned_until
         upper.persisted = node.persisted
         upper.write_ticket, upper.load_ticket = node.write_ticket, node.load_ticket
         upper.persist_ticket = node.persist_ticket

@@ -32,19 +32,34 @@ class RadixTree(CopyingTree):
         """Give back one lock; an `OwnershipError` when there is none."""
         self.residency.unlock(node)
 
+    def prioritize(self, node: RadixNode, priority: int) -> None:
+        """Give `node` and its ancestors at least this priority, for the policy `priority`."""
+        for member in self.path(node):
+            member.priority = max(member.priority, priority)
+
+    def pin(self, node: RadixNode, until: float) -> None:
+        """Let `node` and its ancestors be evicted last until then, by the clock of the policy.
+
+        A pin does no more than that: pages that are needed are taken from pinned runs when nothing
+        else is left. Takes a `PinningPolicy`; a later pin may lengthen one but not shorten it.
+        """
+        for member in self.path(node):
+            member.pinned_until = max(member.pinned_until, until)
+            self.residency.touch(member)
+
     def evict(self, num_pages: int, *, write_back: bool = False) -> EvictResult:
         """Free device pages, leaves first, until `num_pages` are free or on their way.
 
         Nodes with a host copy stay as evicted nodes, the others are deleted; with `write_back` they
         are to be written first and their pages count as pending. Pages that are pending from
         earlier calls count too, so that repeated calls do not evict more than was asked for. May
-        free more than asked, because runs go whole, and less, when the rest is locked.
+        free more than asked, where runs go whole, and less, when the rest is locked.
         """
         freed: list[IntArray] = []
         num_freed = 0
         writes: list[Ticket] = []
-        while num_freed + self.num_pending_evict_pages < num_pages:
-            node = self.residency.pop(Queue.DEVICE)
+        while (missing := num_pages - num_freed - self.num_pending_evict_pages) > 0:
+            node = self._pop_victim(Queue.DEVICE, missing)
             if node is None:
                 break
             ticket = self.begin_write(node) if write_back else None
@@ -91,8 +106,9 @@ class RadixTree(CopyingTree):
         num_freed = 0
         while num_freed < num_pages:
             # A sole copy that went may have been all that kept a duplicate above it.
-            node = None if keep_duplicates else self.residency.pop(Queue.DUPLICATE)
-            node = node or self.residency.pop(Queue.SOLE)
+            missing = num_pages - num_freed
+            node = None if keep_duplicates else self._pop_victim(Queue.DUPLICATE, missing)
+            node = node or self._pop_victim(Queue.SOLE, missing)
             if node is None:
                 break
             pages = self.residency.lose_host(node)
@@ -101,6 +117,14 @@ class RadixTree(CopyingTree):
             freed.append(pages)
             num_freed += len(pages)
         return join_pages(freed)
+
+    def _pop_victim(self, queue: int, num_pages: int) -> RadixNode | None:
+        """Take the next victim out of a queue, cut to `num_pages` where runs are cut."""
+        node = self.residency.pop(queue)
+        if node is not None and self._cut_victims and node.num_pages > num_pages:
+            # The lower half keeps the identity; the upper one is queued when its child goes.
+            self._split(node, node.num_pages - num_pages)
+        return node
 
     def reset(self) -> ResetResult:
         """Forget everything and say where each page goes.

@@ -13,9 +13,9 @@ __all__ = ["RankGroup"]
 class RankGroup(Protocol):
     """The ranks that hold the same tree over different shards of the KV.
 
-    Each rank calls `agree` exactly once per scheduler step, and when a store is attached or
-    detached, with a vector of the same length, whatever happened, so that no branch can make ranks
-    call a different number of collectives.
+    Each rank calls `agree` exactly once per scheduler step, once when its cache is built, and when
+    a store is attached, detached or cleared, with a vector of one length, whatever happened, so
+    that no branch can make ranks call a different number of collectives.
     """
 
     @property
@@ -23,4 +23,10 @@ class RankGroup(Protocol):
         """Number of ranks."""
 
     def agree(self, values: Sequence[int]) -> Sequence[int]:
-        """Return the element-wise minimum of `values` over all ranks; the same on each."""
+        """Return the element-wise minimum of `values` over all ranks; the same on each.
+
+        Blocks for the slowest rank, up to a deadline.
+
+        Raises:
+            RanksLostError: a rank has not called in time, or is gone.
+        """

@@ -40,6 +40,8 @@ def check_ids(system: System, scheduler: Scheduler, *, num_other_locks: int = 0)
     reserved, reserving = len(cache.controller.reservations), len(scheduler.reserving)
     if reserved != reserving:
         violations.append(f"{reserved} write(s) are reserved for {reserving} request(s)")
+    if cache.counters["ranks_diverged"]:
+        violations.append("this rank believes that ranks have diverged")
     violations += _disordered_writes(system)
     return violations + system.mover.violations + system.store.violations
 
@@ -51,6 +53,9 @@ def check_bytes(system: System, scheduler: Scheduler) -> list[str]:
     requests that are not computed yet, what they were poisoned with; pages of the pass under way
     one or the other, layer by layer. What a copy in flight writes
     to is nobody's to read. The memory of the host pool must be open.
+
+    After the loss of a rank the host is not looked at: nothing there is ever used again, and copies
+    and calls under way may still write to it.
     """
     violations = _wrong_in_pass(system, scheduler)
     device_pages, device_rows = scheduler.known_pages()
@@ -70,11 +75,13 @@ def check_bytes(system: System, scheduler: Scheduler) -> list[str]:
         if node.host_pages is not None:
             host_pages += node.host_pages.tolist()
             host_rows += rows[node.start :]
-    for name, pool, pages, all_rows, allocator in (
-        ("device", system.device_bytes, device_pages, device_rows, system.device_allocator),
-        ("host", system.host_bytes, host_pages, host_rows, system.host_allocator),
+    free_on_device, free_on_host = (pages.tolist() for pages in system.free_pages)
+    for name, pool, pages, all_rows, free in (
+        ("device", system.device_bytes, device_pages, device_rows, free_on_device),
+        ("host", system.host_bytes, host_pages, host_rows, free_on_host),
     ):
-        free = allocator.free_pages().tolist()
+        if name == "host" and system.cache.ranks_lost:
+            continue
         violations += _wrong_pages(
             name, pool, pages + free, all_rows + [POISON_ROW] * len(free), len(pages)
         )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
 from hicache.errors import ConfigError
-from hicache.sim.coverage import DECLARED, Coverage
-from hicache.sim.simulation import COVERING_STEPS, simulate
+from hicache.sim.coverage import Coverage
+from hicache.sim.simulation import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,14 +32,18 @@ class SimulateArguments:
     """What the command line asks for.
 
     Attributes:
-        seed: of the only run, unless there are `seconds`.
+        seed: of the first run, unless there are `seconds`.
+        num_seeds: how many runs, each of the next seed.
         steps: of each run.
-        seconds: for how long runs of fresh seeds are begun; None for a single run.
+        ranks: that hold equal trees in each run.
+        seconds: for how long runs of fresh seeds are begun, instead of `num_seeds`.
         json_path: where the report goes as JSON, if anywhere.
     """
 
     seed: int = 0
+    num_seeds: int = 1
     steps: int
+    ranks: int = 1
     seconds: float | None = None
     json_path: Path | None = None
 
@@ -58,7 +62,7 @@ def run_simulate(
 ) -> int:
     """Simulate and tell people through `say`; a progress bar shows when a person is watching.
 
-    With `seconds`, run after run until they have passed, to the first that finds something. A run
+    Run after run, to the first that finds something; with `seconds`, until they have passed. A run
     that has begun is finished, and its seed is told before, so that it is known whatever happens.
 
     Args:
@@ -79,14 +83,15 @@ def run_simulate(
     started = clock.now()
     reports: list[Report] = []
     for seed in _seeds(arguments, clock, draw_seed):
-        if arguments.seconds is not None:
-            say(f"hicache simulate --seed {seed} --steps {arguments.steps}")
+        if arguments.seconds is not None or arguments.num_seeds > 1:
+            say(_command(seed, arguments.steps, arguments.ranks))
         with _progress(arguments.steps) as progress:
-            reports.append(simulate(seed, arguments.steps, progress=progress))
-        if not reports[-1].passed:
+            report = simulate(seed, arguments.steps, num_ranks=arguments.ranks, progress=progress)
+        reports.append(report)
+        if not report.passed:
             break
     seconds = clock.now() - started
-    coverage = Coverage.total(report.coverage for report in reports)
+    coverage = Coverage.total([report.coverage for report in reports])
     say(coverage.table())
     say(_summary(reports, seconds))
     say(_verdict(reports[-1]))
@@ -100,7 +105,7 @@ def _seeds(
     arguments: SimulateArguments, clock: Clock, draw_seed: Callable[[], int]
 ) -> Iterator[int]:
     if arguments.seconds is None:
-        yield arguments.seed
+        yield from range(arguments.seed, arguments.seed + arguments.num_seeds)
         return
     end = clock.now() + arguments.seconds
     yield draw_seed()
@@ -113,6 +118,8 @@ def _require_possible(arguments: SimulateArguments) -> None:
     seconds, target = arguments.seconds, arguments.json_path
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds}")
+    if arguments.num_seeds < 1 or (seconds is not None and arguments.num_seeds > 1):
+        raise ConfigError("--seeds must be at least 1, and says nothing together with --seconds")
     if target is None:
         return
     try:
@@ -127,7 +134,9 @@ def _summary(reports: list[Report], seconds: float) -> str:
     seeds = f"seed {reports[0].seed}" if len(reports) == 1 else f"{len(reports)} seeds"
     num_steps = sum(report.num_steps for report in reports)
     num_episodes = sum(report.num_episodes for report in reports)
-    return f"{seeds}: {num_steps} steps in {num_episodes} episodes, {seconds:.1f} s"
+    num_ranks = reports[0].coverage.num_ranks
+    ranks = "" if num_ranks == 1 else f" of {num_ranks} ranks"
+    return f"{seeds}: {num_steps} steps in {num_episodes} episodes{ranks}, {seconds:.1f} s"
 
 
 def _verdict(report: Report) -> str:
@@ -135,10 +144,11 @@ def _verdict(report: Report) -> str:
         return failure_text(report, report.failure)
     if report.passed:
         return "every invariant held after every step"
-    unmet = [meeting for meeting in DECLARED if meeting in report.coverage.unmet]
+    coverage = report.coverage
+    unmet = [meeting for meeting in coverage.declared if meeting in coverage.unmet]
     names = "\n  ".join(" ".join(part.value for part in meeting) for meeting in unmet)
     return (
-        f"never met with seed {report.seed}, though {COVERING_STEPS} steps have to meet it:\n"
+        f"never met with seed {report.seed}, though {report.num_steps} steps have to meet it:\n"
         f"  {names}"
     )
 
@@ -149,7 +159,7 @@ def failure_text(report: Report, failure: Failure) -> str:
     return "\n".join(
         [
             f"BROKEN at step {failure.step}; again with:",
-            f"  hicache simulate --seed {report.seed} --steps {failure.step}",
+            f"  {_command(report.seed, failure.step, failure.run.num_ranks)}",
             *[f"  {violation}" for violation in failure.run.violations],
             f"shortest failing run, {len(shortest.decisions)} of {len(failure.run.decisions)} "
             "steps of the episode:",
@@ -159,12 +169,18 @@ def failure_text(report: Report, failure: Failure) -> str:
     )
 
 
+def _command(seed: int, num_steps: int, num_ranks: int) -> str:
+    ranks = "" if num_ranks == 1 else f" --ranks {num_ranks}"
+    return f"hicache simulate --seed {seed} --steps {num_steps}{ranks}"
+
+
 def _to_json(reports: list[Report], coverage: Coverage, seconds: float) -> dict[str, object]:
     newest = reports[-1]
     failure = newest.failure
     return {
         "seconds": seconds,
         "passed": newest.passed,
+        "ranks": coverage.num_ranks,
         "runs": [
             {
                 "seed": report.seed,
@@ -180,10 +196,11 @@ def _to_json(reports: list[Report], coverage: Coverage, seconds: float) -> dict[
                 "state": meeting.state.value,
                 "fault": meeting.fault.value,
                 "count": coverage.counts[meeting],
-                "declared": meeting in DECLARED,
+                "declared": meeting in coverage.declared,
             }
-            for meeting in sorted({*DECLARED, *coverage.counts})
+            for meeting in sorted({*coverage.declared, *coverage.counts})
         ],
+        "actions": dict(sorted(coverage.actions.items())),
         "failure": None
         if failure is None
         else {

@@ -8,9 +8,9 @@ from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-__all__ = ["DECLARED", "Coverage", "Fault", "Meeting", "Operation", "State"]
+__all__ = ["DECLARED", "DECLARED_OF_RANKS", "Coverage", "Fault", "Meeting", "Operation", "State"]
 
 
 class Operation(str, Enum):
@@ -23,6 +23,11 @@ class Operation(str, Enum):
     QUERY = "query"
     PREFETCH = "prefetch"
     PERSIST = "persist"
+    ATTACH = "attach"
+    DETACH = "detach"
+    CLEAR = "clear"
+    STEP = "step"
+    """Of a scheduler, in which its ranks agree."""
 
 
 class State(str, Enum):
@@ -78,6 +83,10 @@ class Fault(str, Enum):
     """It becomes a node's while layers are missing."""
     EARLY = "early"
     """It becomes a node's when its result was taken already."""
+    BUSY = "busy"
+    """Something is in flight, which the store cannot be changed under."""
+    LOST = "lost"
+    """A rank is killed."""
 
 
 class Meeting(NamedTuple):
@@ -126,28 +135,48 @@ DECLARED: tuple[Meeting, ...] = (
     *_meetings(_RESERVED, _RUNNING, Fault.RAISE, Fault.OTHER_PAGES),
     *_meetings(_RESERVED, (State.QUEUED, State.RUNNING), Fault.CATCH_UP),
     *_meetings(_RESERVED, (State.ENDED,), Fault.EARLY),
+    *_meetings((Operation.ATTACH,), (State.START,), Fault.RAISE, Fault.HANG, Fault.BUSY),
+    *_meetings((Operation.DETACH,), (State.START,), Fault.HANG, Fault.LATE, Fault.BUSY),
+    *_meetings((Operation.CLEAR,), (State.START,), Fault.HANG, Fault.BUSY),
 )
 """Every meeting that a run of `hicache.sim.simulation.COVERING_STEPS` steps has to see."""
 
 
+DECLARED_OF_RANKS: tuple[Meeting, ...] = (
+    *DECLARED,
+    *_meetings((*_COPIES, Operation.QUERY, Operation.PERSIST), _RUNNING, Fault.LOST),
+    *_meetings((Operation.STEP,), _RUNNING, Fault.DELAY, Fault.NO_MEMORY),
+)
+"""Likewise with more than one rank."""
+
+
 class Coverage:
-    """Counts meetings.
+    """Counts meetings, and what was done.
+
+    Args:
+        num_ranks: decides what has to be met.
 
     Attributes:
+        declared: meetings that have to be.
         counts: by meeting, declared or not.
         unmet: declared meetings that never were.
+        actions: how often each was carried out, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 1) -> None:
+        self.num_ranks = num_ranks
+        self.declared = DECLARED if num_ranks == 1 else DECLARED_OF_RANKS
         self.counts: Counter[Meeting] = Counter()
-        self.unmet = set(DECLARED)
+        self.unmet = set(self.declared)
+        self.actions: Counter[str] = Counter()
 
     @classmethod
-    def total(cls, coverages: Iterable[Coverage]) -> Coverage:
-        """Return the counts of several runs together."""
-        total = cls()
+    def total(cls, coverages: Sequence[Coverage]) -> Coverage:
+        """Return the counts of several runs of equally many ranks together."""
+        total = cls(coverages[0].num_ranks)
         for one in coverages:
             total.counts.update(one.counts)
+            total.actions.update(one.actions)
             total.unmet &= one.unmet
         return total
 
@@ -164,7 +193,8 @@ class Coverage:
             cells = [
                 f"{fault.value} {self.counts[meeting]}"
                 for fault in Fault
-                if (meeting := Meeting(operation, state, fault)) in DECLARED or self.counts[meeting]
+                if (meeting := Meeting(operation, state, fault)) in self.declared
+                or self.counts[meeting]
             ]
             if cells:
                 lines.append(f"{operation.value:<9} {state.value:<8} {'  '.join(cells)}")

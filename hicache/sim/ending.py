@@ -26,6 +26,8 @@ def settle(system: System, scheduler: Scheduler) -> str:
     """
     for rounds in range(_MAX_ROUNDS):
         system.run_all()
+        if system.cache.ranks_lost:
+            scheduler.go_on_alone()
         scheduler.go_on(_ALL_STAGES)
         scheduler.start_loads()
         for request in scheduler.computable:
@@ -38,20 +40,27 @@ def settle(system: System, scheduler: Scheduler) -> str:
     raise InvariantViolation([f"without further faults, {left} after many rounds"])
 
 
-def empty(system: System) -> str:
+def empty(system: System, _scheduler: Scheduler) -> str:
     """Evict everything, when nothing is in use any more.
 
     Raises:
         InvariantViolation: a page has not become free.
     """
-    allocators = (system.device_allocator, system.host_allocator)
+    controller = system.cache.controller
+    allocators = (controller.device_allocator, controller.host_allocator)
+    num_pages = [system.options.num_device_pages, system.options.num_host_pages]
     for _ in range(_MAX_ROUNDS):
         system.cache.evict(_MANY_PAGES)
         system.cache.evict_host(_MANY_PAGES)
         system.run_all()
-        if all(one.num_available == one.num_pages for one in allocators):
+        free = [len(pages) for pages in system.free_pages]
+        can_be_had = [one.num_available == one.num_pages for one in allocators]
+        if system.cache.ranks_lost:
+            # Those of loads that were in flight then come back when the cache is closed.
+            held = sum(len(pages) for pages in system.cache.held_pages()[0])
+            free, can_be_had = [free[0] + held, free[1]], [True]
+        if free == num_pages and all(can_be_had):
             return "all pages are free"
-    free = [one.num_available for one in allocators]
     raise InvariantViolation([f"with nothing in use, only {free} pages became free"])
 
 
@@ -69,7 +78,7 @@ def close(system: System, scheduler: Scheduler) -> str:
     return "with calls under way" if is_busy else "idle"
 
 
-def close_again(system: System) -> str:
+def close_again(system: System, _scheduler: Scheduler) -> str:
     """Let all calls return and close wholly.
 
     Raises:
@@ -79,4 +88,7 @@ def close_again(system: System) -> str:
     system.is_closed = system.cache.close(_CLOSE_SECONDS)
     if not system.is_closed or system.cache.num_in_flight:
         raise InvariantViolation([f"{system.cache.num_in_flight} in flight after close"])
+    held = [len(pages) for pages in system.cache.held_pages()[0]]
+    if sum(held):
+        raise InvariantViolation([f"{sum(held)} device pages are held after close"])
     return "idle"

@@ -114,6 +114,12 @@ class SimulatedExecutor:
         """How the call that runs at this moment is to break the contract."""
         return None if self._current is None else self._current.plan.fault
 
+    def open(self) -> SimulatedExecutor:
+        """Take work, also when `close` was called, and return this executor."""
+        assert not self.under_way
+        self._closing = False
+        return self
+
     def expect(self, call: StorageCall) -> None:
         """Say which job the next `submit` brings."""
         self._expected = call

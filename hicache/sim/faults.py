@@ -34,12 +34,11 @@ class BreakableEngine(TorchTransferEngine):
     Args:
         device_pool: one side.
         host_pool: the other side.
-        device_bytes: the pool's pages; a load that breaks leaves garbage there.
+        number: of the pools among those that a page id names a page in.
+        device_bytes: the pages of all; a load that breaks leaves garbage there.
         host_bytes: likewise for a write.
+        breaking: directions whose next layer raises, each once; shared by the engines of a rank.
         coverage: is told of every copy that breaks.
-
-    Attributes:
-        breaking: directions whose next layer raises, each once.
     """
 
     def __init__(
@@ -47,32 +46,35 @@ class BreakableEngine(TorchTransferEngine):
         device_pool: DevicePool,
         host_pool: HostKVPool,
         *,
+        number: int,
         device_bytes: PoolBytes,
         host_bytes: PoolBytes,
+        breaking: set[CopyKind],
         coverage: Coverage,
     ) -> None:
         super().__init__(device_pool, host_pool, staging_bytes=1)
+        self._number = number
         self._device_bytes = device_bytes
         self._host_bytes = host_bytes
         self._coverage = coverage
-        self.breaking: set[CopyKind] = set()
+        self._breaking = breaking
 
     def write_layer(self, plan: TransferPlan, layer: int) -> None:
         """See `TransferEngine.write_layer`."""
-        if CopyKind.WRITE in self.breaking:
-            self._host_bytes.scribble(plan.host_pages, layer)
+        if CopyKind.WRITE in self._breaking:
+            self._host_bytes.scribble(plan.host_pages, layer, pool=self._number)
             self._break(CopyKind.WRITE, Operation.WRITE)
         super().write_layer(plan, layer)
 
     def load_layer(self, plan: TransferPlan, layer: int) -> None:
         """See `TransferEngine.load_layer`."""
-        if CopyKind.LOAD in self.breaking:
-            self._device_bytes.scribble(plan.device_pages, layer)
+        if CopyKind.LOAD in self._breaking:
+            self._device_bytes.scribble(plan.device_pages, layer, pool=self._number)
             self._break(CopyKind.LOAD, Operation.LOAD)
         super().load_layer(plan, layer)
 
     def _break(self, kind: CopyKind, operation: Operation) -> None:
-        self.breaking.discard(kind)
+        self._breaking.discard(kind)
         self._coverage.note(operation, State.RUNNING, Fault.RAISE)
         raise InjectedCopyError(f"a {kind.value} was broken")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.errors import InvariantViolation
+from hicache.sim.options import GEOMETRY
 from hicache.sim.request import NO_PRODUCER
 from hicache.sim.stamps import POISON_ROW
-from hicache.sim.system import GEOMETRY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -71,11 +71,8 @@ class ForwardPass:
     def compute_layer(self) -> None:
         """Compute the next layer of every chunk.
 
-        With the last one, nobody waits for the loads of these requests any more.
-
         Raises:
-            TransferError: a load has failed.
-            InvariantViolation: a load had not arrived when it was waited for.
+            TransferError: a load has failed here.
         """
         layer, system = self.num_layers_done, self._system
         self._await_loads(layer)
@@ -84,10 +81,17 @@ class ForwardPass:
             system.device_bytes.put(request.pages[first:last], rows, layer=layer)
         self.num_layers_done += 1
         if layer not in self._silent_layers:
-            system.pool.end_layer(layer)
+            system.end_layer(layer)
+
+    def end_loads(self) -> None:
+        """After the last layer, note that nobody waits for the loads of these requests any more.
+
+        Raises:
+            InvariantViolation: one had not arrived when it was waited for.
+        """
         if not self.computed:
             return
-        # Only now: one of whose layers another has failed may be gone altogether.
+        # Only now: a load of whose layers one has failed, on any rank, may be gone altogether.
         if self._wrong:
             raise InvariantViolation(self._wrong)
         for request, _, _ in self.chunks:
@@ -108,7 +112,7 @@ class ForwardPass:
         if not loading:
             return
         system.counter.set_consumer(sorted({request.producer for request in loading}))
-        system.pool.get_kv_buffer(layer)
+        system.await_layer(layer)
         for request in loading:
             loaded = slice(request.load_first_page, request.num_tree_pages)
             rows = system.stamps.rows(request.key)[loaded]

@@ -11,7 +11,7 @@ from hicache.sim.executor import StorageCall
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from hicache.config import StorageConfig
     from hicache.controller import LocalMover
@@ -46,14 +46,14 @@ class _Copy:
 
     Attributes:
         ended: recorded behind all of it, when that has been submitted.
-        missing: layers that are not submitted.
+        missing: layers that are not submitted, each with the number of its pool.
         num_layers: how many it has waited for; 0 when it was submitted as a whole.
         abandoned: whether it was given up while layers were missing.
     """
 
     operation: Operation
     ended: Event
-    missing: set[int] = dataclasses.field(default_factory=set)
+    missing: set[tuple[int, int]] = dataclasses.field(default_factory=set)
     num_layers: int = 0
     abandoned: bool = False
 
@@ -71,7 +71,7 @@ class WatchedMover:
         mover: does the work.
         device: where `mover` has its streams.
         executor: what the storage work of `mover` runs on.
-        num_layers: of the pool.
+        layers: of the pools, each with the number of its pool.
         coverage: is told what results say.
 
     Attributes:
@@ -88,13 +88,13 @@ class WatchedMover:
         *,
         device: NamedStreams,
         executor: SimulatedExecutor,
-        num_layers: int,
+        layers: Collection[tuple[int, int]],
         coverage: Coverage,
     ) -> None:
         self._mover = mover
         self._device = device
         self._executor = executor
-        self._num_layers = num_layers
+        self._layers = layers
         self._coverage = coverage
         self._copies: dict[OperationId, _Copy] = {}
         self._calls: dict[OperationId, StorageCall] = {}
@@ -136,8 +136,8 @@ class WatchedMover:
         self._copies[job.operation_id] = _Copy(
             Operation.RESERVED,
             self._device.create_event(),
-            missing=set(range(self._num_layers)),
-            num_layers=self._num_layers,
+            missing=set(self._layers),
+            num_layers=len(self._layers),
         )
         self._unfinished.add(job.operation_id)
         self.newest_reservation = job.operation_id
@@ -162,12 +162,12 @@ class WatchedMover:
             self._record_end(copy)
         copy.operation = Operation.WRITE
 
-    def on_layer_end(self, layer: int) -> None:
+    def on_layer_end(self, layer: int, source: int = 0) -> None:
         """See `LocalMover.on_layer_end`."""
-        self._mover.on_layer_end(layer)
+        self._mover.on_layer_end(layer, source)
         for copy in self._copies.values():
-            if layer in copy.missing:
-                copy.missing.remove(layer)
+            if (source, layer) in copy.missing:
+                copy.missing.remove((source, layer))
                 if not copy.missing:
                     self._record_end(copy)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache.sim.coverage import DECLARED, Fault, Meeting, Operation, State
-from hicache.sim.system import CALL_TIMEOUT_SECONDS
+from hicache.sim.options import CALL_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,15 +40,17 @@ class Prospects:
         return {
             Meeting(*one, Fault.ABORT)
             for request in scheduler.requests
-            for one in scheduler.movements_met_by_abort(request)
+            for one in scheduler.progress.met_by_abort(request)
         }
 
     def of_reset(self) -> set[Meeting]:
         """Of a reset."""
-        return {Meeting(*one, Fault.RESET) for one in self._scheduler.movements()}
+        return {Meeting(*one, Fault.RESET) for one in self._scheduler.progress.of_all()}
 
     def of_back_up(self) -> set[Meeting]:
         """Of a write that is queued and does not start at once."""
+        if all(node.backed_or_in_flight for node in self._system.cache.tree.nodes()):
+            return set()
         return _interruptions(Operation.WRITE, State.QUEUED)
 
     def of_end(self, operation: Operation) -> set[Meeting]:
@@ -123,7 +125,7 @@ class Prospects:
     def _reserved_states(self) -> set[State]:
         if not self._scheduler.reserving:
             return set()
-        movements = self._scheduler.movements()
+        movements = self._scheduler.progress.of_all()
         return {state for operation, state in movements if operation is Operation.RESERVED}
 
     def _hang(self, calls: Iterable[StorageCall]) -> set[Meeting]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hicache.sim.system import GEOMETRY
+from hicache.sim.options import GEOMETRY
 
 if TYPE_CHECKING:
     from hicache.radix import RadixKey, RadixNode

@@ -10,13 +10,13 @@ from hicache.errors import InvariantViolation, TransferError
 from hicache.hiradix_cache import LoadStatus
 from hicache.sim.coverage import Fault, Operation, State
 from hicache.sim.forward_pass import Chunk, ForwardPass
+from hicache.sim.options import GEOMETRY
+from hicache.sim.progress import Progress
 from hicache.sim.request import NO_PRODUCER, Request, no_pages
 from hicache.sim.stamps import POISON_ROW
-from hicache.sim.system import GEOMETRY
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from hicache.radix import RadixKey
     from hicache.sim.coverage import Coverage
@@ -34,18 +34,33 @@ class Scheduler:
     Args:
         system: whose cache is used.
         coverage: is told of aborts and resets.
+        everywhere: takes whether something went well on this rank and returns whether it did on
+            every rank of the engine, for what an engine tells its ranks by itself.
 
     Attributes:
         requests: that have not ended.
+        progress: how far everything is that moves.
         forward: the pass that is under way; it can stand still while all else goes on.
     """
 
-    def __init__(self, system: System, coverage: Coverage) -> None:
+    def __init__(
+        self,
+        system: System,
+        coverage: Coverage,
+        *,
+        everywhere: Callable[[bool], bool] = bool,
+    ) -> None:
         self._system = system
         self._cache = system.cache
         self._coverage = coverage
+        self._everywhere = everywhere
         self.requests: list[Request] = []
+        self.progress = Progress(system, self.requests)
         self.forward: ForwardPass | None = None
+
+    def request(self, request_id: str) -> Request:
+        """Return the request of that name."""
+        return next(one for one in self.requests if one.request_id == request_id)
 
     @property
     def waiting(self) -> list[Request]:
@@ -70,8 +85,8 @@ class Scheduler:
 
     @property
     def moving(self) -> list[Request]:
-        """Requests of which a prefetch or a load is in flight, or a write reserved."""
-        return [request for request in self.requests if self._movements_of(request)]
+        """Requests of which a prefetch or a load is in flight here, or a write reserved."""
+        return [request for request in self.requests if self.progress.of(request)]
 
     @property
     def reserving(self) -> list[Request]:
@@ -112,7 +127,7 @@ class Scheduler:
                 request.pages = np.concatenate([request.pages, own, more])
                 return f"{request.request_id} runs with {request.num_tree_pages} pages"
         if own is not None:
-            self._system.device_allocator.free(own)
+            self._system.allocator.free(own)
         self._release(request)
         return f"{request.request_id} finds no room"
 
@@ -125,7 +140,7 @@ class Scheduler:
                 request.producer = producer
                 request.load_id = mover.newest_load if producer != NO_PRODUCER else None
         self._name_consumers()
-        return f"loads of slot {producer} start"
+        return "loads start" if producer != NO_PRODUCER else "no slot is free"
 
     def compute(self, request: Request, num_pages: int) -> str:
         """Compute the next pages of a request in a pass of its own; the last ones end it."""
@@ -179,7 +194,7 @@ class Scheduler:
                 request.computes = True
                 self._release(request)
         names = ", ".join(chunk.request.request_id for chunk in forward.chunks)
-        return f"the pass of {names} fails after {forward.num_layers_done} layers"
+        return f"the pass of {names} fails"
 
     def retract(self, request: Request) -> str:
         """Send a running request back to wait; what it has computed is inserted."""
@@ -192,7 +207,7 @@ class Scheduler:
 
     def abort(self, request: Request) -> str:
         """End a request wherever it is."""
-        for operation, state in self.movements_met_by_abort(request):
+        for operation, state in self.progress.met_by_abort(request):
             self._coverage.note(operation, state, Fault.ABORT)
         self.requests.remove(request)
         self._release(request)
@@ -200,13 +215,13 @@ class Scheduler:
         request.reserved_id = None
         return f"{request.request_id} ends"
 
-    def reset(self, rng: random.Random) -> str:
-        """Empty the cache; some requests end and the others begin anew."""
-        for operation, state in self.movements():
+    def reset(self, leaving: Collection[str]) -> str:
+        """Empty the cache; the requests with these ids end and the others begin anew."""
+        for operation, state in self.progress.of_all():
             self._coverage.note(operation, state, Fault.RESET)
         for request in list(self.requests):
             self._release(request)
-            if rng.random() < 0.5:
+            if request.request_id in leaving:
                 self.requests.remove(request)
                 self._cache.release_aborted_request(request.request_id)
         self._cache.reset()
@@ -227,25 +242,20 @@ class Scheduler:
         """Make room on the host."""
         return f"{self._cache.evict_host(num_pages)} host pages became free"
 
+    def go_on_alone(self) -> None:
+        """Note that a rank was lost: no write is reserved, and nobody can rely on a load.
+
+        One that has gone well here may have failed on the rank that is gone.
+        """
+        self.forget_reservations()
+        for request in self.running:
+            if request.load_first_page is not None:
+                self._release(request)
+
     def forget_reservations(self) -> None:
         """Note that the cache has given up all reserved writes."""
         for request in self.requests:
             request.reserved_id = None
-
-    def movements(self) -> Iterator[tuple[Operation, State]]:
-        """Return how far everything in flight is."""
-        mover = self._system.mover
-        yield from mover.states()
-        taken = [one for one in self.reserving if mover.state(one.reserved_id) is None]
-        yield from [(Operation.RESERVED, State.ENDED)] * len(taken)
-        controller = self._cache.controller
-        yield from [(Operation.WRITE, State.QUEUED)] * len(controller.writes.queued)
-        yield from [(Operation.LOAD, State.QUEUED)] * len(controller.loads.queued)
-
-    def movements_met_by_abort(self, request: Request) -> list[tuple[Operation, State]]:
-        """Return how far is what an abort of `request` meets: also every write and persist."""
-        others = (Operation.WRITE, Operation.PERSIST)
-        return self._movements_of(request) + [one for one in self.movements() if one[0] in others]
 
     def own_pages(self) -> list[IntArray]:
         """Return the device pages that requests own."""
@@ -270,15 +280,6 @@ class Scheduler:
             rows += [POISON_ROW] * len(untouched)
         return pages, rows
 
-    def _movements_of(self, request: Request) -> list[tuple[Operation, State]]:
-        """Return how far a request's prefetch and load are, if they are in flight."""
-        mover = self._system.mover
-        found = [mover.state(request.query_id), mover.state(request.load_id)]
-        if request.load_first_page is not None and request.producer == NO_PRODUCER:
-            found.append((Operation.LOAD, State.QUEUED))
-        found.append(self._reservation_of(request))
-        return [one for one in found if one is not None]
-
     def _load(self, request: Request, mem_quota: int | None) -> bool:
         """Queue the load of what only the host has; False when that has to wait."""
         cache = self._cache
@@ -301,12 +302,11 @@ class Scheduler:
 
     def _next_stage(self, forward: ForwardPass) -> str:
         if not forward.computed:
-            try:
-                forward.compute_layer()
-            except TransferError:
+            arrived = self._everywhere(_compute_layer(forward))
+            self._name_consumers()
+            if not arrived:
                 return self.fail_pass()
-            finally:
-                self._name_consumers()
+            forward.end_loads()
             return f"layer {forward.num_layers_done - 1} is computed"
         request, _, last = forward.chunks[0]
         forward.leave(request)
@@ -329,24 +329,17 @@ class Scheduler:
             self._coverage.note(Operation.RESERVED, State.START, Fault.NO_MEMORY)
 
     def _abandon_write(self, request: Request) -> None:
-        reserved = self._reservation_of(request)
+        reserved = self.progress.of_reservation(request)
         if reserved is not None:
             self._coverage.note(*reserved, Fault.GIVE_UP)
         self._cache.abandon_write(request.request_id)
         request.reserved_id = None
 
-    def _reservation_of(self, request: Request) -> tuple[Operation, State] | None:
-        """Return how far the write is that is reserved for a request, if there is one."""
-        if request.reserved_id is None:
-            return None
-        taken = (Operation.RESERVED, State.ENDED)
-        return self._system.mover.state(request.reserved_id) or taken
-
     def _insert(self, request: Request, *, chunked: bool) -> None:
         """Give the tree what is computed, and let the page table point at the tree's pages."""
         cache, pages, mover = self._cache, request.pages, self._system.mover
         key = request.key.prefix(request.num_computed_pages * GEOMETRY.page_size)
-        reserved, mover.newest_finish = self._reservation_of(request), True
+        reserved, mover.newest_finish = self.progress.of_reservation(request), True
         result = cache.insert(key, pages, request_id=request.request_id, chunked=chunked)
         if reserved is not None and not mover.newest_finish:
             is_written = result.node.write_ticket is not None
@@ -354,7 +347,7 @@ class Scheduler:
         request.reserved_id = None
         first, present = request.num_tree_pages, result.already_present_pages
         if present > first:
-            self._system.device_allocator.free(pages[first:present])
+            self._system.allocator.free(pages[first:present])
             pages[first:present] = result.present_pages[first:]
         if result.end_page > first:
             cache.inc_lock_ref(result.node)
@@ -364,7 +357,7 @@ class Scheduler:
 
     def _alloc(self, num_pages: int) -> IntArray | None:
         """Allocate device pages of a request's own, after an eviction if need be."""
-        allocator = self._system.device_allocator
+        allocator = self._system.allocator
         if allocator.num_available < num_pages:
             self._cache.evict(num_pages - allocator.num_available)
         return allocator.alloc(num_pages)
@@ -377,7 +370,7 @@ class Scheduler:
             self.forward.leave(request)
             if not self.forward.chunks:
                 self.forward = None
-        self._system.device_allocator.free(request.pages[request.num_tree_pages :])
+        self._system.allocator.free(request.pages[request.num_tree_pages :])
         self._cache.dec_lock_ref(request.node)
         request.node, request.pages = None, no_pages()
         request.num_tree_pages = request.num_computed_pages = 0
@@ -388,3 +381,12 @@ class Scheduler:
         """Keep the slots of loads that somebody still waits for."""
         producers = {request.producer for request in self.running} - {NO_PRODUCER}
         self._system.counter.set_consumer(sorted(producers))
+
+
+def _compute_layer(forward: ForwardPass) -> bool:
+    """Compute the next layer; False when a load that it needs has failed."""
+    try:
+        forward.compute_layer()
+    except TransferError:
+        return False
+    return True

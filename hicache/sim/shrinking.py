@@ -19,10 +19,12 @@ class FailingRun(NamedTuple):
 
     Attributes:
         seed: of the episode.
+        num_ranks: that it has.
         log: what each step did, in words.
     """
 
     seed: str
+    num_ranks: int
     decisions: tuple[Decision, ...]
     violations: tuple[str, ...]
     log: tuple[str, ...]
@@ -33,9 +35,9 @@ class FailingRun(NamedTuple):
         return re.sub(r"\d+", "#", self.violations[0].partition(": ")[2])
 
 
-def replay(seed: str, decisions: Sequence[Decision]) -> FailingRun | None:
+def replay(seed: str, num_ranks: int, decisions: Sequence[Decision]) -> FailingRun | None:
     """Repeat an episode; None when nothing goes wrong, its end included."""
-    episode = Episode(seed, Coverage())
+    episode = Episode(seed, Coverage(num_ranks))
     try:
         violations: list[str] = []
         count = 0
@@ -47,7 +49,9 @@ def replay(seed: str, decisions: Sequence[Decision]) -> FailingRun | None:
         episode.abandon()
     if not violations:
         return None
-    return FailingRun(seed, tuple(decisions[:count]), tuple(violations), tuple(episode.log))
+    return FailingRun(
+        seed, num_ranks, tuple(decisions[:count]), tuple(violations), tuple(episode.log)
+    )
 
 
 def shrink(run: FailingRun, *, max_steps: int) -> FailingRun:
@@ -64,7 +68,7 @@ def shrink(run: FailingRun, *, max_steps: int) -> FailingRun:
         while start < len(run.decisions) and num_repeated < max_steps:
             rest = run.decisions[:start] + run.decisions[start + size :]
             num_repeated += len(rest)
-            shorter = replay(run.seed, rest)
+            shorter = replay(run.seed, run.num_ranks, rest)
             if shorter is not None and shorter.kind == run.kind:
                 run = shorter
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,25 +26,40 @@ POISON_ROW = 0
 """The row of what free pages and pages that nobody has computed hold."""
 
 _FIRST_ROWS = 64
+_PLACE_OF_ONE = 7
+"""Where a stamp says nothing: see `stamp_of`; heads have 8 elements here."""
+
+_MAX_POOLS = 8
 _POISON = -7.0
 _SCRIBBLE = -3.0
 
 
 class Stamps:
-    """A growing table of stamps: one row for each prefix that a key has named.
+    """Growing tables of stamps, one for each pool: a row for each prefix that a key has named.
+
+    Args:
+        geometries: of the pools that a page id names a page in.
+        layout: of the host pools.
+        shard: which part of the KV; no two have a stamp in common.
 
     Attributes:
-        table: `[num_rows, num_parts, num_layers, page_size, num_heads, dim]`, with spare rows.
+        tables: `[num_rows, num_parts, num_layers, page_size, num_heads, dim]`, with spare rows.
     """
 
-    def __init__(self, geometry: PageGeometry, layout: HostLayout) -> None:
-        self._geometry = geometry
-        self._page_bytes = geometry.page_size * TOKEN_BYTES
+    def __init__(
+        self, geometries: Sequence[PageGeometry], layout: HostLayout, *, shard: int = 0
+    ) -> None:
+        self._geometries = geometries
+        self._page_size = geometries[0].page_size
+        self._page_bytes = self._page_size * TOKEN_BYTES
+        self._shard = shard
         self._storage_axes = _axes_of_stored_bytes(layout)
         self._rows: dict[tuple[bytes, bytes], list[int]] = {}
         self._row_of_hash: dict[PageHash, int] = {}
-        shape = (geometry.num_parts, geometry.num_layers, geometry.page_size, *geometry.row_shape)
-        self.table = np.full((_FIRST_ROWS, *shape), _POISON, dtype=np.float32)
+        self.tables = [
+            np.full((_FIRST_ROWS, *_page_shape(one)), _POISON, dtype=np.float32)
+            for one in geometries
+        ]
         self._num_rows = POISON_ROW + 1
 
     def rows(self, key: RadixKey) -> list[int]:
@@ -56,7 +71,7 @@ class Stamps:
 
     def hashes(self, key: RadixKey) -> list[PageHash]:
         """Return the hash of each full page of `key`."""
-        return hash_pages(key.data, self._geometry.page_size, key.namespace)
+        return hash_pages(key.data, self._page_size, key.namespace)
 
     def known_rows(self, namespace: bytes, data: bytes) -> list[int] | None:
         """Return the rows of a prefix in whole pages; None when no key has ever named it."""
@@ -65,60 +80,83 @@ class Stamps:
     def stored_bytes(self, page_hash: PageHash) -> bytes | None:
         """Return what storage has to hold under a hash; None when no key has that page."""
         row = self._row_of_hash.get(page_hash)
-        return None if row is None else self.table[row].transpose(self._storage_axes).tobytes()
+        if row is None:
+            return None
+        pages = (table[row].transpose(self._storage_axes) for table in self.tables)
+        return b"".join(page.tobytes() for page in pages)
 
     def _add(self, key: RadixKey, data: bytes) -> None:
-        stamp = np.moveaxis(stamp_of(key, self._geometry).numpy(), 2, 0)
+        stamps = [self._stamp(key, pool) for pool in range(len(self.tables))]
         rows: list[int] = []
         for page, page_hash in enumerate(self.hashes(key)):
             row = self._row_of_hash.get(page_hash)
             if row is None:
                 row = self._row_of_hash[page_hash] = self._new_row()
-                self.table[row] = stamp[page]
+                for table, stamp in zip(self.tables, stamps, strict=True):
+                    table[row] = stamp[page]
             rows.append(row)
             prefix = data[: (page + 1) * self._page_bytes]
             self._rows.setdefault((key.namespace, prefix), rows.copy())
 
+    def _stamp(self, key: RadixKey, pool: int) -> npt.NDArray[np.float32]:
+        """Return the stamps of `key` in a pool, page by page, which tell pool and shard too."""
+        stamp: npt.NDArray[np.float32] = stamp_of(key, self._geometries[pool]).numpy()
+        stamp[..., _PLACE_OF_ONE] += pool + self._shard * _MAX_POOLS
+        return np.moveaxis(stamp, 2, 0)
+
     def _new_row(self) -> int:
         row = self._num_rows
-        if row == len(self.table):
-            self.table = np.concatenate([self.table, np.full_like(self.table, _POISON)])
+        if row == len(self.tables[0]):
+            self.tables = [
+                np.concatenate([table, np.full_like(table, _POISON)]) for table in self.tables
+            ]
         self._num_rows = row + 1
         return row
 
 
+class _View(NamedTuple):
+    """One part of a layer of a pool."""
+
+    pool: int
+    part: int
+    layer: int
+    pages: npt.NDArray[np.float32]
+
+
 class PoolBytes:
-    """One pool's pages, read and written without waiting, for whoever knows what must be there.
+    """The pages of pools, read and written without waiting, for whoever knows what must be there.
 
     Args:
-        pool: in the memory of a CPU.
+        pools: in the memory of a CPU; a page id names a page in each.
         stamps: what can be there.
     """
 
-    def __init__(self, pool: KVPages, stamps: Stamps) -> None:
+    def __init__(self, pools: Sequence[KVPages], stamps: Stamps) -> None:
         self._stamps = stamps
-        self._views: list[tuple[int, int, npt.NDArray[np.float32]]] = []
-        for layer in range(pool.geometry.num_layers):
-            for part, rows in enumerate(pool.layer_parts(layer)):
-                self._views.append((part, layer, rows.numpy()))
+        self._views = [
+            _View(number, part, layer, rows.numpy())
+            for number, pool in enumerate(pools)
+            for layer in range(pool.geometry.num_layers)
+            for part, rows in enumerate(pool.layer_parts(layer))
+        ]
 
     def put(self, pages: IntArray, rows: Sequence[int], *, layer: int | None = None) -> None:
         """Put the stamps of `rows` into `pages`, one each; with `layer`, only into that."""
-        stamps = self._stamps.table[rows]
-        for part, own_layer, view in self._views:
+        stamps = [table[rows] for table in self._stamps.tables]
+        for pool, part, own_layer, view in self._views:
             if layer is None or layer == own_layer:
-                view[pages] = stamps[:, part, own_layer]
+                view[pages] = stamps[pool][:, part, own_layer]
 
     def poison(self, pages: IntArray) -> None:
         """Make what free pages hold unlike any stamp."""
-        for _, _, view in self._views:
-            view[pages] = _POISON
+        for view in self._views:
+            view.pages[pages] = _POISON
 
-    def scribble(self, pages: IntArray, layer: int) -> None:
-        """Leave garbage in a layer, as a copy does that breaks off."""
-        for _, own_layer, view in self._views:
-            if own_layer == layer:
-                view[pages] = _SCRIBBLE
+    def scribble(self, pages: IntArray, layer: int, *, pool: int = 0) -> None:
+        """Leave garbage in a layer of a pool, as a copy does that breaks off."""
+        for view in self._views:
+            if (view.pool, view.layer) == (pool, layer):
+                view.pages[pages] = _SCRIBBLE
 
     def wrong(self, pages: IntArray, rows: Sequence[int], *, layer: int | None = None) -> list[int]:
         """Return which of `pages`, by place, do not hold the stamps of `rows`.
@@ -128,15 +166,20 @@ class PoolBytes:
             rows: one for each page.
             layer: the only one to look at.
         """
-        stamps = self._stamps.table[rows]
+        stamps = [table[rows] for table in self._stamps.tables]
         wrong: set[int] = set()
-        for part, own_layer, view in self._views:
+        for pool, part, own_layer, view in self._views:
             if layer is not None and own_layer != layer:
                 continue
-            differs = view[pages] != stamps[:, part, own_layer]
+            differs = view[pages] != stamps[pool][:, part, own_layer]
             if differs.any():
                 wrong.update(np.flatnonzero(differs.reshape(len(pages), -1).any(1)).tolist())
         return sorted(wrong)
+
+
+def _page_shape(geometry: PageGeometry) -> tuple[int, ...]:
+    shape = (geometry.num_parts, geometry.num_layers, geometry.page_size)
+    return (*shape, *geometry.row_shape)
 
 
 def _axes_of_stored_bytes(layout: HostLayout) -> list[int]:

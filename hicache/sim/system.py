@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hicache.clock import ManualClock
-from hicache.config import HiCacheConfig, HostPoolConfig, PrefetchConfig, StorageConfig
 from hicache.controller import HiCacheController, LocalMover, PoolPair, StorageTier
+from hicache.errors import StorageError
 from hicache.hiradix_cache import HiRadixCache
-from hicache.layout import HostLayout, KVGeometry
-from hicache.pools import DeviceKVPool, create_host_pool
+from hicache.layout import KVGeometry, RowGeometry
+from hicache.pools import DeviceKVPool, DeviceRowPool, PageAllocator, create_host_pool
+from hicache.pools.agreed_allocator import AgreedAllocator
 from hicache.ranks import SingleRank
 from hicache.sim.executor import CallPlan, SimulatedExecutor
 from hicache.sim.faults import BreakableEngine, TightAllocator, WatchedStore
 from hicache.sim.movement import WatchedMover
+from hicache.sim.options import CALL_TIMEOUT_SECONDS
 from hicache.sim.stamps import PoolBytes, Stamps
 from hicache.sim.streams import NamedStreams
 from hicache.storage import StorageBackendFactory
 from hicache.storage.memory import MemoryStorage
 from hicache.testing.faulty_storage import FaultyStorage, Gate, Verb
 from hicache.transfer import LayerDoneCounter
-from hicache.types import PrefetchPolicy, WritePolicy
+from hicache.types import WritePolicy
 
 if TYPE_CHECKING:
-    import random
+    from collections.abc import Callable
 
+    from hicache.layout import PageGeometry
+    from hicache.pools import Allocator
+    from hicache.radix import CopyKind
+    from hicache.ranks import RankGroup
     from hicache.sim.coverage import Coverage
+    from hicache.sim.options import SystemOptions
     from hicache.storage import HiCacheStorage, HiCacheStorageConfig
+    from hicache.types import IntArray
 
-__all__ = ["CALL_TIMEOUT_SECONDS", "GEOMETRY", "System", "SystemOptions"]
-
-GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=1, head_dim=8, dtype="float32", page_size=2)
-CALL_TIMEOUT_SECONDS = 1.0
+__all__ = ["System"]
 
 _MAX_CALLS = 100
 """So many calls are more than a sound rank of this size ever needs at once."""
@@ -41,142 +48,47 @@ _MAX_CALLS = 100
 _GIVEN_UP_SECONDS = 1.5 * CALL_TIMEOUT_SECONDS
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SystemOptions:
-    """Sizes and policies of one rank; so small that everything collides.
-
-    Attributes:
-        max_store_pages: bound of the store; None for no bound.
-        max_abandoned: see `SimulatedExecutor`.
-    """
-
-    write_policy: WritePolicy
-    write_by_layer: bool
-    write_watermark: float
-    prefetch_policy: PrefetchPolicy
-    layout: HostLayout
-    num_device_pages: int
-    num_host_pages: int
-    num_load_slots: int
-    load_back_threshold_pages: int
-    prefetch_threshold_pages: int
-    max_inflight_prefetch_pages: int | None
-    max_inflight_persist_operations: int
-    batch_pages: int
-    num_workers: int
-    max_abandoned: int
-    max_store_pages: int | None
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> SystemOptions:
-        """Return random options."""
-        return cls(
-            write_policy=rng.choice([*WritePolicy, *[WritePolicy.WRITE_THROUGH] * 2]),
-            write_by_layer=rng.random() < 0.9,
-            write_watermark=rng.choice([0.0, 0.1, 0.3]),
-            prefetch_policy=rng.choice(list(PrefetchPolicy)),
-            layout=rng.choice(list(HostLayout)),
-            num_device_pages=rng.randint(6, 16),
-            num_host_pages=rng.choice([5, 8, 12, 18, 24]),
-            num_load_slots=rng.choice([1, 2, 5]),
-            load_back_threshold_pages=rng.choice([0, 1, 1, 2]),
-            prefetch_threshold_pages=rng.choice([0, 1, 1, 2]),
-            max_inflight_prefetch_pages=rng.choice([None, 2, 4]),
-            max_inflight_persist_operations=rng.choice([1, 2, 64]),
-            batch_pages=rng.choice([1, 2, 3]),
-            num_workers=rng.choice([1, 1, 1, 2, 3]),
-            max_abandoned=rng.choice([0, 0, 0, 1, 8]),
-            max_store_pages=rng.choice([None, 6]),
-        )
-
-    def config(self) -> HiCacheConfig:
-        """Return them as the configuration of the cache."""
-        page_size = GEOMETRY.page_size
-        limits = (
-            {}
-            if self.max_store_pages is None
-            else {"max_bytes": self.max_store_pages * GEOMETRY.page_bytes}
-        )
-        return HiCacheConfig(
-            page_size=page_size,
-            write_policy=self.write_policy,
-            write_by_layer=self.write_by_layer,
-            write_watermark=self.write_watermark,
-            prefetch_policy=self.prefetch_policy,
-            load_back_threshold_tokens=self.load_back_threshold_pages * page_size,
-            num_load_slots=self.num_load_slots,
-            host=HostPoolConfig(
-                layout=self.layout,
-                size_bytes=self.num_host_pages * GEOMETRY.page_bytes,
-                huge_pages=False,
-            ),
-            storage=StorageConfig.from_mapping(
-                {
-                    "backend": "simulated",
-                    "extra_config": limits,
-                    "model_name": "simulated",
-                    "weights_revision": "1",
-                    "num_workers": self.num_workers,
-                    "batch_pages": self.batch_pages,
-                    "call_timeout_seconds": CALL_TIMEOUT_SECONDS,
-                    "max_inflight_persist_operations": self.max_inflight_persist_operations,
-                }
-            ),
-            prefetch=PrefetchConfig(
-                threshold_tokens=self.prefetch_threshold_pages * page_size,
-                max_inflight_pages=self.max_inflight_prefetch_pages,
-            ),
-        )
-
-
 class System:
     """A `HiRadixCache` whose every movement waits to be told to go on.
+
+    Belongs to the thread that makes it, as far as its cache does.
 
     Args:
         options: sizes and policies.
         coverage: is told what happens.
+        ranks: with whom outcomes are agreed; by default nobody.
+        shard: which part of the KV it has.
+        clock: its own.
 
     Attributes:
+        pools: on the device: the model's KV, and what is kept beside it.
         stamps: what the bytes of each page have to be.
         device_bytes, host_bytes: what they are.
-        is_closed: whether the memory of the host pool is gone.
+        breaking: directions in which the next copy of a layer raises, each once.
+        is_closed: whether the memory of the host pools is gone.
     """
 
-    def __init__(self, options: SystemOptions, coverage: Coverage) -> None:
-        config = options.config()
-        self.is_closed = False
-        self.clock = ManualClock()
+    def __init__(
+        self,
+        options: SystemOptions,
+        coverage: Coverage,
+        *,
+        ranks: RankGroup | None = None,
+        shard: int = 0,
+        clock: ManualClock | None = None,
+    ) -> None:
+        self.options = options
+        self.is_closed = self._is_built = False
+        self.clock = clock or ManualClock()
         self.device = NamedStreams()
-        self.stamps = Stamps(GEOMETRY, options.layout)
-        self.pool = DeviceKVPool(
-            GEOMETRY,
-            num_pages=options.num_device_pages,
-            torch_device=self.device.torch_device,
-        )
-        self.host_pool = create_host_pool(
-            GEOMETRY,
-            num_pages=options.num_host_pages,
-            layout=options.layout,
-            pinned=False,
-            huge_pages=False,
-        )
-        self.device_bytes = PoolBytes(self.pool, self.stamps)
-        self.host_bytes = PoolBytes(self.host_pool, self.stamps)
-        self.device_allocator = TightAllocator(
-            options.num_device_pages, poison=self.device_bytes.poison
-        )
-        self.host_allocator = TightAllocator(options.num_host_pages, poison=self.host_bytes.poison)
-        self.engine = BreakableEngine(
-            self.pool,
-            self.host_pool,
-            device_bytes=self.device_bytes,
-            host_bytes=self.host_bytes,
-            coverage=coverage,
-        )
+        self.stamps = Stamps(options.geometries, options.layout, shard=shard)
+        self._build_pools(options)
+        self.breaking: set[CopyKind] = set()
         self.counter = LayerDoneCounter(
-            self.device, num_layers=GEOMETRY.num_layers, num_slots=options.num_load_slots
+            self.device,
+            num_layers=max(geometry.num_layers for geometry in options.geometries),
+            num_slots=options.num_load_slots,
         )
-        self.pool.register_layer_transfer_counter(self.counter)
         self.executor = SimulatedExecutor(
             num_workers=options.num_workers,
             max_abandoned=options.max_abandoned,
@@ -185,32 +97,60 @@ class System:
             coverage=coverage,
         )
         self.store = WatchedStore(self.stamps, self.executor.reach_point)
-        self.mover = WatchedMover(
-            LocalMover(
-                device=self.device,
-                pairs=[PoolPair("kv", self.engine, self.host_pool)],
-                counter=self.counter,
-                storage=StorageTier(
-                    host_pools=[self.host_pool],
-                    factory=_OneBackend(self.store, self.executor),
-                    clock=self.clock,
-                    create_executor=lambda _config, _clock: self.executor,
-                ),
-                clock=self.clock,
-            ),
-            device=self.device,
-            executor=self.executor,
-            num_layers=GEOMETRY.num_layers,
-            coverage=coverage,
+        self.factory = _OneBackend(self.store, self.executor)
+        self.mover = self._new_mover(coverage)
+        for number, pool in enumerate(self.pools):
+            pool.register_layer_transfer_counter(self.counter)
+            pool.register_layer_end_notifier(partial(self.mover.on_layer_end, source=number))
+        controller = HiCacheController(
+            options.config(),
+            device_allocator=self.device_allocator,
+            host_allocator=self.host_allocator,
+            mover=self.mover,
+            ranks=ranks or SingleRank(),
         )
-        self.pool.register_layer_end_notifier(self.mover.on_layer_end)
-        self.cache = self._new_cache(config)
+        _poison_freed(controller.device_allocator, self.device_bytes.poison)
+        _poison_freed(controller.host_allocator, self._poison_host)
+        self.cache = HiRadixCache(controller, clock=self.clock)
+        self._is_built = True
+
+    @property
+    def allocator(self) -> Allocator:
+        """Where requests get device pages of their own."""
+        return self.cache.device_allocator
+
+    @property
+    def free_pages(self) -> tuple[IntArray, IntArray]:
+        """Device pages and host pages that nobody owns, whether they can be had or not."""
+        controller = self.cache.controller
+        device = _free_pages(controller.device_allocator)
+        return device, _free_pages(controller.host_allocator)
 
     @property
     def writes_by_layer(self) -> bool:
         """Whether writes are reserved while the host has room."""
         config = self.cache.config
         return config.write_by_layer and config.write_policy is WritePolicy.WRITE_THROUGH
+
+    def await_layer(self, layer: int) -> None:
+        """Read a layer of every pool that has it, as a model does, and wait for its loads.
+
+        Raises:
+            TransferError: a load of the layer failed.
+        """
+        for pool in self.pools:
+            if layer >= pool.geometry.num_layers:
+                continue
+            if isinstance(pool, DeviceKVPool):
+                pool.get_kv_buffer(layer)
+            else:
+                pool.get_row_buffer(layer)
+
+    def end_layer(self, layer: int) -> None:
+        """Say in every pool that has it that a pass has ended a layer."""
+        for pool in self.pools:
+            if layer < pool.geometry.num_layers:
+                pool.end_layer(layer)
 
     def let_go(self) -> None:
         """End every fault that lasts, and let every call that is under way return."""
@@ -234,31 +174,127 @@ class System:
     def abandon(self) -> None:
         """Let every call return and give the memory back, whatever state the cache is in."""
         self.let_go()
-        self.host_pool.close()
+        for pool in self.host_pools:
+            pool.close()
 
-    def _new_cache(self, config: HiCacheConfig) -> HiRadixCache:
-        return HiRadixCache(
-            HiCacheController(
-                config,
-                device_allocator=self.device_allocator,
-                host_allocator=self.host_allocator,
-                mover=self.mover,
-                ranks=SingleRank(),
+    def _poison_host(self, pages: IntArray) -> None:
+        """Poison pages, unless a rank was lost: calls may read on, as nobody gets pages again."""
+        if not (self._is_built and self.cache.ranks_lost):
+            self.host_bytes.poison(pages)
+
+    def _build_pools(self, options: SystemOptions) -> None:
+        self.pools = [
+            _device_pool(geometry, options.num_device_pages, self.device)
+            for geometry in options.geometries
+        ]
+        self.host_pools = [
+            create_host_pool(
+                geometry,
+                num_pages=options.num_host_pages,
+                layout=options.layout,
+                pinned=False,
+                huge_pages=False,
+            )
+            for geometry in options.geometries
+        ]
+        self.device_bytes = PoolBytes(self.pools, self.stamps)
+        self.host_bytes = PoolBytes(self.host_pools, self.stamps)
+        self.device_allocator = TightAllocator(
+            options.num_device_pages, poison=self.device_bytes.poison
+        )
+        self.host_allocator = TightAllocator(options.num_host_pages, poison=self._poison_host)
+        self.device_allocator.num_withheld, self.host_allocator.num_withheld = options.num_withheld
+
+    def _new_mover(self, coverage: Coverage) -> WatchedMover:
+        pairs = [
+            PoolPair(
+                pool.geometry.kv_shape,
+                BreakableEngine(
+                    pool,
+                    host_pool,
+                    number=number,
+                    device_bytes=self.device_bytes,
+                    host_bytes=self.host_bytes,
+                    breaking=self.breaking,
+                    coverage=coverage,
+                ),
+                host_pool,
+            )
+            for number, (pool, host_pool) in enumerate(
+                zip(self.pools, self.host_pools, strict=True)
+            )
+        ]
+        mover = LocalMover(
+            device=self.device,
+            pairs=pairs,
+            counter=self.counter,
+            storage=StorageTier(
+                host_pools=self.host_pools,
+                factory=self.factory,
+                clock=self.clock,
+                create_executor=lambda _config, _clock: self.executor.open(),
             ),
             clock=self.clock,
         )
+        return WatchedMover(
+            mover,
+            device=self.device,
+            executor=self.executor,
+            layers=[
+                (number, layer)
+                for number, pair in enumerate(pairs)
+                for layer in range(pair.engine.num_layers)
+            ],
+            coverage=coverage,
+        )
+
+
+def _poison_freed(allocator: Allocator, poison: Callable[[IntArray], None]) -> None:
+    """Poison pages that come back to a free list that the cache has put before its own."""
+    if isinstance(allocator, TightAllocator):
+        return
+    free = allocator.free
+
+    def free_and_poison(pages: IntArray) -> None:
+        free(pages)
+        poison(pages)
+
+    allocator.free = free_and_poison  # type: ignore[method-assign]
+
+
+def _free_pages(allocator: Allocator) -> IntArray:
+    if isinstance(allocator, AgreedAllocator):
+        return np.concatenate([allocator.free_pages(), _free_pages(allocator.inner)])
+    assert isinstance(allocator, PageAllocator)
+    return allocator.free_pages()
+
+
+def _device_pool(
+    geometry: PageGeometry, num_pages: int, device: NamedStreams
+) -> DeviceKVPool | DeviceRowPool:
+    if isinstance(geometry, RowGeometry):
+        return DeviceRowPool(geometry, num_pages=num_pages, torch_device=device.torch_device)
+    assert isinstance(geometry, KVGeometry)
+    return DeviceKVPool(geometry, num_pages=num_pages, torch_device=device.torch_device)
 
 
 class _OneBackend(StorageBackendFactory):
-    """Answers every name with a backend that fails as the executor's plans say."""
+    """Answers every name with a backend that fails as the executor's plans say.
+
+    Attributes:
+        refuses: whether it answers with an error instead.
+    """
 
     def __init__(self, store: WatchedStore, executor: SimulatedExecutor) -> None:
         super().__init__()
         self._store = store
         self._executor = executor
+        self.refuses = False
 
     def create_backend(self, name: str, config: HiCacheStorageConfig) -> HiCacheStorage:
         """See `StorageBackendFactory.create_backend`."""
+        if self.refuses:
+            raise StorageError(f"storage backend {name!r} refuses on purpose")
         self._store.namespace_digest = config.namespace.digest
         executor = self._executor
         faults = (executor.current_fault for _ in itertools.count())

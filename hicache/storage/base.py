@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hicache.clock import Clock, MonotonicClock
+from hicache.config import RankPlacement
 from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,12 +57,20 @@ class HiCacheStorageConfig:
         page_bytes: length of every page in bytes.
         extra_config: options of the backend itself; it refuses those that it does not know.
         clock: what deadlines are measured on.
+        placement: of the rank, for backends that spread their load by it. What it says about the
+            stored bytes is in the namespace: replicas that hold the same bytes have the same.
+        is_mla_model: whether all tensor-parallel ranks hold the same bytes.
+        tp_lcm_size: into how many groups of KV heads the pages of the model are split, of which
+            this backend gets one; None when they are not.
     """
 
     namespace: StorageNamespace
     page_bytes: int
     extra_config: Mapping[str, object] = dataclasses.field(default_factory=dict)
     clock: Clock = dataclasses.field(default_factory=MonotonicClock)
+    placement: RankPlacement = dataclasses.field(default_factory=RankPlacement)
+    is_mla_model: bool = False
+    tp_lcm_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.page_bytes < 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache.errors import ConfigError
-from hicache.pools import PageAllocator
+from hicache.pools import CpPageAllocator, PageAllocator
+from hicache.pools.agreed_allocator import AgreedAllocator
 from hicache.radix import check_tree
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def check_system(
     For the cache's own thread. Reads everything and changes nothing; O(nodes + pages).
 
     Args:
-        cache: with `PageAllocator` as its free lists.
+        cache: with `PageAllocator` or `CpPageAllocator` as its free lists.
         request_device_pages: device pages that requests own, without those of the tree that they
             only hold locks on.
 
@@ -68,12 +69,15 @@ def check_system(
 def _check_pool(
     pool: str, allocator: Allocator, owners: Mapping[str, Sequence[IntArray]]
 ) -> Iterator[str]:
-    if not isinstance(allocator, PageAllocator):
+    free = []
+    if isinstance(allocator, AgreedAllocator):
+        free, allocator = allocator.free_pages().tolist(), allocator.inner
+    if not isinstance(allocator, (PageAllocator, CpPageAllocator)):
         raise ConfigError(
             f"the free list of the {pool} pool is a {type(allocator).__name__}; build the cache "
-            "on a PageAllocator to check it"
+            "on a PageAllocator or a CpPageAllocator to check it"
         )
-    owner_of = dict.fromkeys(allocator.free_pages().tolist(), "the free list")
+    owner_of = dict.fromkeys(free + allocator.free_pages().tolist(), "the free list")
     for owner, chunks in owners.items():
         for page in (page for chunk in chunks for page in chunk.tolist()):
             if not 0 <= page < allocator.num_pages:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hicache.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from hicache.device import Device, Event, Stream
 
@@ -122,8 +122,11 @@ class LayerDoneCounter:
         self._next = 0
         self._consumers: tuple[LayerLoadingEvent, ...] = ()
 
-    def update_producer(self) -> int | None:
+    def update_producer(self, busy: Collection[int] = ()) -> int | None:
         """Hand out the next free slot with a fresh `LayerLoadingEvent`.
+
+        Args:
+            busy: slots that are not free, however they look here.
 
         Returns:
             The producer index, or None when all slots are busy; the caller keeps its load queued.
@@ -131,7 +134,7 @@ class LayerDoneCounter:
         num_slots = len(self._loads)
         for step in range(num_slots):
             index = (self._next + step) % num_slots
-            if not self._busy(index):
+            if index not in busy and not self._busy(index):
                 load = self._loads[index] = LayerLoadingEvent(self._device, self._num_layers)
                 self._busy_until[index] = load.finish_event
                 self._next = index + 1

@@ -199,29 +199,48 @@ class TorchTransferEngine:
 
 
 class _Views(NamedTuple):
-    """A part of one layer, each side as `[num_pages, page_size, words of a row]`."""
+    """A part of one layer, both sides as `[num_pages, page_size, words of a row]`.
+
+    Where one side keeps the heads of a token apart, it is `[num_pages, page_size, num_heads, words
+    of a head]` on both.
+    """
 
     device: torch.Tensor
     host: torch.Tensor
 
 
 class _Staging(NamedTuple):
-    """Buffers `[pages of a batch, page_size, words of a row]`; one tensor if both sides are one."""
+    """Buffers shaped as the views of a batch of pages; one tensor if both sides are one."""
 
     source: torch.Tensor
     target: torch.Tensor
 
 
 def _layer_views(device_pool: DevicePool, host_pool: HostKVPool, layer: int) -> list[_Views]:
-    sides = zip(device_pool.layer_parts(layer), host_pool.layer_parts(layer), strict=True)
-    return [_Views(_as_words(device), _as_words(host)) for device, host in sides]
+    return [
+        _Views(*map(_as_words, _with_equal_axes(device, host)))
+        for device, host in zip(
+            device_pool.layer_parts(layer), host_pool.layer_parts(layer), strict=True
+        )
+    ]
 
 
-def _as_words(pages: torch.Tensor) -> torch.Tensor:
-    """View `pages` as int32 where a row divides into such; torch scatters 16-bit types slower."""
-    rows = pages.view(*pages.shape[:2], -1)
-    row_bytes = rows.shape[2] * rows.element_size()
-    return rows.view(torch.int32) if row_bytes % torch.int32.itemsize == 0 else rows
+def _with_equal_axes(device: torch.Tensor, host: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join heads and elements of a token to a row, where both sides have them in one piece."""
+    if device[0, 0].is_contiguous() and host[0, 0].is_contiguous():
+        return device.view(*device.shape[:2], -1), host.view(*host.shape[:2], -1)
+    return device, host
+
+
+def _as_words(rows: torch.Tensor) -> torch.Tensor:
+    """View the last axis as int32 where it divides into such, else FP8 as bytes.
+
+    torch scatters 16-bit types slower, and FP8 not at all.
+    """
+    word_bytes = rows.shape[-1] * rows.element_size()
+    if word_bytes % torch.int32.itemsize == 0:
+        return rows.view(torch.int32)
+    return rows.view(torch.uint8) if rows.element_size() == 1 else rows
 
 
 def _min_run_pages(device: torch.Tensor, host: torch.Tensor) -> int:

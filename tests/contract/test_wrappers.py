@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +13,14 @@ from hicache.storage.circuit_breaker import CircuitBreakerStorage
 from hicache.storage.instrumented import InstrumentedStorage
 from hicache.storage.memory import MemoryStorage, PageStore, StoredPage
 from hicache.storage.retrying import RetryingStorage
+from hicache.storage.split_heads import SplitHeadsStorage
 from hicache.storage.tiered import BackendTier, TieredStorage
+from hicache.testing.page_buffer import PageBuffer
 from hicache.testing.storage_contract import DamageContract
+from hicache.types import PageHash, PageOutcome
 
 if TYPE_CHECKING:
     from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig
-    from hicache.types import PageHash
 
 
 class OverMemory(DamageContract):
@@ -82,6 +86,72 @@ class TestTieredStorage(OverMemory):
             for number, backend in enumerate(backends)
         ]
         return TieredStorage(tiers, config=config)
+
+
+class TestSplitHeadsStorage(OverMemory):
+    """Three groups of two pools; damage is done to the part of every group."""
+
+    num_stores = 3
+    page_bytes = 4998
+    pool_bytes = (4950, 48)
+
+    def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        part = dataclasses.replace(config, page_bytes=self.page_bytes // self.num_stores)
+        return self.wrap([MemoryStorage(part, store=store) for store in self.stores], config)
+
+    def wrap(self, backends: list[HiCacheStorage], config: HiCacheStorageConfig) -> HiCacheStorage:
+        return SplitHeadsStorage(backends, config=config, pool_bytes=self.pool_bytes)
+
+    def test_threads_that_write_one_key_leave_one_whole_page(self, backend: HiCacheStorage) -> None:
+        """Whole is what each group has: groups may be another writer's, but never mixtures."""
+        keys = [PageHash(bytes([number]) * 32) for number in range(20)]
+        num_threads = 4
+
+        def write_and_read(fill: int) -> None:
+            for key in keys:
+                source = PageBuffer.holding(bytes([fill]) * self.page_bytes)
+                target = PageBuffer(self.page_bytes)
+                (written,) = backend.batch_set([key], [b""], [source.page], deadline=1e9)
+                (read,) = backend.batch_get([key], [target.page], deadline=1e9)
+                assert written in (PageOutcome.OK, PageOutcome.PRESENT)
+                assert read is PageOutcome.OK
+                page, start = target.read(), 0
+                parts: list[set[int]] = [set() for _ in range(self.num_stores)]
+                for num_bytes in self.pool_bytes:
+                    for part in parts:
+                        part.update(page[start : start + num_bytes // self.num_stores])
+                        start += num_bytes // self.num_stores
+                assert all(len(part) == 1 for part in parts)
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(write_and_read, range(num_threads)))
+
+
+class TestSplitHeadsOfOneStore(OverMemory):
+    """Groups in one store, as an engine has them, under names of their own."""
+
+    page_bytes = 4998
+
+    def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        parts = [
+            dataclasses.replace(
+                config,
+                page_bytes=self.page_bytes // 2,
+                namespace=dataclasses.replace(
+                    config.namespace, shard=f"{config.namespace.shard} heads={group}"
+                ),
+            )
+            for group in range(2)
+        ]
+        self.namespace_digest = parts[1].namespace.digest
+        [store] = self.stores
+        return self.wrap([MemoryStorage(part, store=store) for part in parts], config)
+
+    def wrap(self, backends: list[HiCacheStorage], config: HiCacheStorageConfig) -> HiCacheStorage:
+        return SplitHeadsStorage(backends, config=config, pool_bytes=[self.page_bytes])
+
+    def test_threads_that_write_one_key_leave_one_whole_page(self, backend: HiCacheStorage) -> None:
+        """See `TestSplitHeadsStorage`."""
 
 
 class TestAllOfThem(OverMemory):

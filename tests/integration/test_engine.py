@@ -89,10 +89,10 @@ def test_pages_of_a_prompt_are_written_while_they_are_computed(
     finished_in_time: list[bool] = []
     take_results = engine._take_results
 
-    def watched(batch: Any, logits: torch.Tensor) -> None:
+    def watched(batch: Any, choices: Any) -> None:
         # All layers were announced in the pass: none is left to be copied at the insertion.
         finished_in_time.append(not len(mover._layer_writes))
-        take_results(batch, logits)
+        take_results(batch, choices)
 
     monkeypatch.setattr(engine, "_take_results", watched)
     request = Request("one", prompt_of(1, 200), max_new_tokens=32)

@@ -27,7 +27,7 @@ def test_copy_reports_both_directions_of_all_layouts_beside_memcpy() -> None:
     measured = [(one.name, one.params["layout"], one.params["pages"], one.peer) for one in results]
     assert measured == [
         (direction, layout, pages, peer)
-        for layout in ("page_first", "page_first_direct", "layer_first")
+        for layout in ("page_first", "page_first_direct", "layer_first", "page_head")
         for pages in ("contiguous", "random")
         for direction in ("write", "load")
         for peer in ("memcpy", "memcpy-block")
@@ -80,7 +80,7 @@ class OnePageTooMany(TorchTransferEngine):
     ],
 )
 @pytest.mark.parametrize(
-    "layout", [0, 1, 2], ids=["page_first", "page_first_direct", "layer_first"]
+    "layout", [0, 1, 2, 3], ids=["page_first", "page_first_direct", "layer_first", "page_head"]
 )
 def test_a_copy_that_is_wrong_fails_the_check(
     layout: int, engine: type[TorchTransferEngine], complaint: str

@@ -53,6 +53,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "storage.extra_config": [None, [], "{}", {1: "a"}, {"a": {"b": [object()]}}, {"a": 1e999}],
     "storage.model_name": NOT_TEXT,
     "storage.weights_revision": NOT_TEXT,
+    "storage.tp_lcm_size": [0, -1, 2.0, "8", True],
     "storage.num_workers": [0, 33, *NOT_WHOLE],
     "storage.batch_pages": [0, *NOT_WHOLE],
     "storage.call_timeout_seconds": [None, *NOT_POSITIVE],
@@ -103,6 +104,7 @@ storages = st.builds(
     extra_config=st.dictionaries(st.text(), plain, max_size=3),
     model_name=texts,
     weights_revision=texts,
+    tp_lcm_size=st.none() | positive,
     num_workers=st.integers(1, 32),
     batch_pages=positive,
     call_timeout_seconds=above_zero,
@@ -229,6 +231,30 @@ def test_a_configuration_and_its_extra_options_cannot_be_changed() -> None:
     storage_mapping: Any = HiCacheConfig(storage=storage).to_mapping()["storage"]
     storage_mapping["extra_config"]["tls"]["ca"].append("c")
     assert storage.extra_config["tls"] == {"ca": ("a",)}
+
+
+def test_tp_lcm_size_may_stand_in_extra_config_and_is_taken_out_of_it() -> None:
+    """SGLang's users write it there, and no backend knows it."""
+    written = StorageConfig(**REQUIRED, extra_config={"path": "/kv", "tp_lcm_size": 4})
+    assert written == StorageConfig(**REQUIRED, extra_config={"path": "/kv"}, tp_lcm_size=4)
+    assert (written.tp_lcm_size, dict(written.extra_config)) == (4, {"path": "/kv"})
+    assert pickle.loads(pickle.dumps(written)) == written
+    assert StorageConfig.from_mapping(written.to_mapping()) == written
+    absent = StorageConfig(**REQUIRED, extra_config={"tp_lcm_size": None})
+    assert absent == StorageConfig(**REQUIRED)
+    twice = StorageConfig(**REQUIRED, extra_config={"tp_lcm_size": 4}, tp_lcm_size=4)
+    assert twice.tp_lcm_size == 4
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "4", True, [4]])
+def test_a_tp_lcm_size_in_extra_config_that_is_no_size_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"extra_config.tp_lcm_size must be an int"):
+        StorageConfig(**REQUIRED, extra_config={"tp_lcm_size": value})
+
+
+def test_two_different_tp_lcm_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tp_lcm_size is 2 in storage and 4 in .*give it once"):
+        StorageConfig(**REQUIRED, extra_config={"tp_lcm_size": 4}, tp_lcm_size=2)
 
 
 def test_exactly_one_option_gives_the_size_of_the_host_pool() -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from hicache.errors import ConfigError, OwnershipError
 from hicache.layout import (
+    DTYPE_BYTES,
     Axis,
+    HeadRange,
     HostLayout,
     KVGeometry,
     MlaGeometry,
@@ -52,7 +54,7 @@ INDEXER: dict[str, Any] = {
 small = st.integers(1, 4)
 common = {
     "num_layers": small,
-    "dtype": st.sampled_from(["float32", "float16", "bfloat16"]),
+    "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
     "page_size": small,
 }
 geometries: st.SearchStrategy[PageGeometry] = st.one_of(
@@ -98,7 +100,16 @@ def test_geometries_of_different_kinds_are_never_equal() -> None:
     assert mla.kv_shape != rows.kv_shape
 
 
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        ("float32", 4),
+        ("float16", 2),
+        ("bfloat16", 2),
+        ("float8_e4m3fn", 1),
+        ("float8_e5m2", 1),
+    ],
+)
 def test_a_row_has_the_bytes_of_its_type(dtype: str, size: int) -> None:
     assert KVGeometry(**{**SMOLLM, "dtype": dtype}).row_bytes == 192 * size
 
@@ -120,6 +131,25 @@ def test_a_size_that_is_no_positive_int_is_refused_by_name(
         kind(**{**fields, field: value})
 
 
+@pytest.mark.parametrize("heads", [(-1, 2, 4), (2, 5, 4), (0, 1, 4), (0, 2, 4), (3, 0, 4)])
+def test_the_heads_of_a_pool_are_as_many_as_it_has_and_among_the_models(
+    heads: tuple[int, int, int],
+) -> None:
+    with pytest.raises(ConfigError, match=r"kv_heads must be num_kv_heads = 3 heads within"):
+        KVGeometry(**SMOLLM, kv_heads=HeadRange(*heads))
+
+
+@pytest.mark.parametrize("first_layer", [-1, 1.0, True, "0"])
+@pytest.mark.parametrize(
+    ("kind", "fields"), [(KVGeometry, SMOLLM), (MlaGeometry, DEEPSEEK), (RowGeometry, INDEXER)]
+)
+def test_a_first_layer_that_is_no_number_of_a_layer_is_refused_by_name(
+    kind: type[PageGeometry], fields: dict[str, Any], first_layer: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.first_layer must be an int"):
+        kind(**{**fields, "first_layer": first_layer})
+
+
 @pytest.mark.parametrize("name", ["", "a+b", "a:b", "a b"])
 def test_rows_are_named_by_an_identifier_so_that_shapes_can_be_joined(name: str) -> None:
     with pytest.raises(ConfigError, match="must be an identifier"):
@@ -127,7 +157,7 @@ def test_rows_are_named_by_an_identifier_so_that_shapes_can_be_joined(name: str)
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'int3'.*float32, float16, bfloat16"):
+    with pytest.raises(ConfigError, match=r"'int3'.*bfloat16, float8_e4m3fn, float8_e5m2"):
         KVGeometry(**{**SMOLLM, "dtype": "int3"})
 
 
@@ -135,6 +165,7 @@ def test_layouts_are_found_by_name() -> None:
     assert HostLayout("page_first") is HostLayout.PAGE_FIRST
     assert HostLayout("page_first_direct") is HostLayout.PAGE_FIRST_DIRECT
     assert HostLayout("layer_first") is HostLayout.LAYER_FIRST
+    assert HostLayout("page_head") is HostLayout.PAGE_HEAD
 
 
 @pytest.mark.parametrize("name", ["page_last", "", "PAGE_FIRST", 3, None])
@@ -156,6 +187,7 @@ def test_shapes_are_those_the_layouts_are_known_by() -> None:
     assert host_shape(geometry, HostLayout.PAGE_FIRST, 5) == (5, 2, 4, 3, 2, 8)
     assert host_shape(geometry, HostLayout.PAGE_FIRST_DIRECT, 5) == (5, 2, 3, 4, 2, 8)
     assert host_shape(geometry, HostLayout.LAYER_FIRST, 5) == (2, 3, 5, 4, 2, 8)
+    assert host_shape(geometry, HostLayout.PAGE_HEAD, 5) == (5, 2, 2, 3, 4, 8)
 
 
 def test_latent_attention_is_stored_as_if_it_had_neither_parts_nor_heads() -> None:
@@ -170,6 +202,7 @@ def test_latent_attention_is_stored_as_if_it_had_neither_parts_nor_heads() -> No
     assert extents(HostLayout.PAGE_FIRST) == [5, 64, 3, 576]
     assert extents(HostLayout.PAGE_FIRST_DIRECT) == [5, 3, 64, 576]
     assert extents(HostLayout.LAYER_FIRST) == [3, 5, 64, 576]
+    assert extents(HostLayout.PAGE_HEAD) == [5, 3, 64, 576]
 
 
 @given(geometry=geometries, num_pages=small)
@@ -178,7 +211,7 @@ def test_a_page_has_one_piece_page_first_and_one_for_each_layer_and_part_layer_f
     geometry: PageGeometry, num_pages: int
 ) -> None:
     num_parts = 2 if isinstance(geometry, KVGeometry) else 1
-    for layout in (HostLayout.PAGE_FIRST, HostLayout.PAGE_FIRST_DIRECT):
+    for layout in set(HostLayout) - {HostLayout.LAYER_FIRST}:
         assert len(pieces(geometry, layout, 0, num_pages)) == 1
     assert (
         len(pieces(geometry, HostLayout.LAYER_FIRST, 0, num_pages))

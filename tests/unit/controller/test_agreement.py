@@ -9,7 +9,8 @@ import pytest
 from controller_fakes import OtherRank
 
 from hicache.controller import HiCacheAck, PrefetchOperation, StorageOperation
-from hicache.controller.agreement import WINDOW, Finished, agree_on_finished
+from hicache.controller.agreement import WINDOW, Finished, OperationWindow
+from hicache.controller.rank_meeting import LENGTH, Call, RankMeeting
 from hicache.controller.records import PagesResult, Phase, QueryResult
 from hicache.radix import RadixKey, RadixTree
 from hicache.ranks import RankGroup, SingleRank
@@ -23,7 +24,7 @@ class Operations:
     """What one rank has in flight; ids count up in the order of submission."""
 
     def __init__(self, ranks: RankGroup) -> None:
-        self.ranks = ranks
+        self.meeting = RankMeeting(ranks)
         self.tree = RadixTree(4)
         self.writes: deque[HiCacheAck] = deque()
         self.loads: deque[HiCacheAck] = deque()
@@ -31,13 +32,13 @@ class Operations:
         self.persists: dict[OperationId, StorageOperation] = {}
 
     def collect(self) -> Finished:
-        return agree_on_finished(
-            self.ranks,
+        window = OperationWindow(
             writes=self.writes,
             loads=self.loads,
             prefetches=self.prefetches,
             persists=self.persists,
         )
+        return window.finished(self.meeting.agree(Call.STEP, window.values()))
 
     def copy(self, num_good: int | None) -> HiCacheAck:
         self.writes.append(HiCacheAck(OperationId(len(self.writes)), (), num_good))
@@ -87,12 +88,19 @@ def alone() -> Operations:
 def beside(*others: int) -> Operations:
     """A rank whose peer has `others` as its first values of every kind."""
     window = [*others, *[NOT_YET] * (WINDOW - len(others))]
-    return Operations(OtherRank(lambda mine: window * (len(mine) // WINDOW)))
+
+    def other(mine: list[int]) -> list[int]:
+        # What the call is, twice two words, goes before.
+        return [*mine[:4], *window * 4, *mine[4 + 4 * WINDOW :]]
+
+    return Operations(OtherRank(other))
 
 
 def test_one_rank_agrees_with_itself() -> None:
     assert list(SingleRank().agree([3, -1, 0])) == [3, -1, 0]
-    assert alone().collect() == Finished()
+    operations = alone()
+    assert operations.collect() == Finished([], [], [], [], [], [])
+    assert operations.meeting.num_agreements == 0
 
 
 @pytest.mark.parametrize("num_operations", [0, 1, WINDOW, WINDOW + 5])
@@ -105,7 +113,7 @@ def test_every_step_is_one_agreement_of_the_same_length(num_operations: int) -> 
         operations.persist(1)
         operations.prefetch(phase=Phase.RUNNING)
     operations.collect()
-    assert ranks.lengths == [4 * WINDOW]
+    assert ranks.lengths == [LENGTH]
 
 
 @pytest.mark.parametrize(

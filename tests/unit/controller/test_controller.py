@@ -28,7 +28,7 @@ from hicache.ranks import SingleRank
 from hicache.types import PageHash, PageOutcome
 
 if TYPE_CHECKING:
-    from hicache.controller import PrefetchOperation
+    from hicache.controller import PrefetchOperation, StorageOperation
     from hicache.controller.records import Job, Result, StorageJob
     from hicache.types import IntArray, OperationId
 
@@ -121,8 +121,17 @@ class Bench:
         return ticket
 
     def prefetch(self) -> PrefetchOperation:
-        return self.controller.prefetch(
+        return self.controller.store_queue.prefetch(
             "r", key=RadixKey([]), anchor=self.tree.root, ticket=self.ticket(), hashes=HASHES
+        )
+
+    def persist(self) -> StorageOperation | None:
+        return self.controller.store_queue.persist(
+            pages(0),
+            ticket=self.ticket(),
+            hashes=HASHES[:1],
+            parent_hash=b"",
+            max_operations=STORAGE.max_inflight_persist_operations,
         )
 
     def pages_result(self, operation: OperationId, num_good: int, phase: Phase) -> None:
@@ -250,14 +259,14 @@ def test_a_prefetch_owns_its_pages_from_the_start_of_the_read_until_they_are_rel
         )
     )
     assert bench.controller.collect().queries == [(operation, 3)]
-    bench.controller.start_prefetch(operation, pages(4, 2, 6))
+    bench.controller.store_queue.start_prefetch(operation, pages(4, 2, 6))
     read = bench.mover.jobs[-1]
     assert isinstance(read, PrefetchJob)
     assert (read.operation_id, read.hashes) == (query.operation_id, tuple(HASHES[:3]))
     assert bench.controller.num_prefetch_pages == 3
     bench.pages_result(read.operation_id, 2, Phase.RUNNING)
     assert bench.controller.collect().prefetches == []
-    bench.controller.terminate_prefetch(operation)
+    bench.controller.store_queue.terminate_prefetch(operation)
     assert bench.mover.ended == [read.operation_id]
     assert bench.controller.collect().prefetches == [(operation, 2)]
     operation.closed, operation.host_pages = True, pages(6)
@@ -280,12 +289,7 @@ def test_a_reset_begins_a_new_generation_and_ends_the_prefetches_of_the_old_one(
 
 def test_persists_beyond_the_bound_are_refused() -> None:
     bench = Bench()
-    operations = [
-        bench.controller.write_storage(
-            pages(0), ticket=bench.ticket(), hashes=HASHES[:1], parent_hash=b""
-        )
-        for _ in range(3)
-    ]
+    operations = [bench.persist() for _ in range(3)]
     assert operations[2] is None
     assert len(bench.mover.jobs) == 2
     first = bench.mover.jobs[0]
@@ -301,7 +305,7 @@ def test_the_budget_refuses_only_beside_another_prefetch(
 ) -> None:
     bench = Bench(prefetch=PrefetchConfig(max_inflight_pages=limit))
     if held_pages:
-        bench.controller.start_prefetch(bench.prefetch(), pages(*range(held_pages)))
+        bench.controller.store_queue.start_prefetch(bench.prefetch(), pages(*range(held_pages)))
     most = 4 if limit is None else limit
     for asked in range(1, 9):
         refused = held_pages > 0 and held_pages + asked > most
@@ -314,9 +318,7 @@ def test_stats_only_grow_and_name_what_went_wrong() -> None:
         bench.controller.write(pages(0))
         bench.controller.start_writing()
         bench.mover.finish(good=good)
-    operation = bench.controller.write_storage(
-        pages(0), ticket=bench.ticket(), hashes=HASHES[:1], parent_hash=b""
-    )
+    operation = bench.persist()
     assert operation is not None
     bench.pages_result(operation.operation_id, 3, Phase.ENDED)
     bench.controller.collect()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache.controller.cost_model import CostVerdict, PrefetchCostModel
-from hicache.controller.records import PagesResult, Phase, QueryResult
+from hicache.controller.records import PagesResult, Phase
 from hicache.types import OperationId, PageOutcome
 
 seconds = st.floats(1e-6, 10)
@@ -84,12 +84,6 @@ def test_what_brought_nothing_says_nothing(num_tokens: int, duration: float) -> 
     assert model.compute_seconds_per_token is None
 
 
-def answer(num_pages: int) -> QueryResult:
-    return QueryResult(
-        operation_id=OperationId(1), generation=0, phase=Phase.ENDED, num_pages=num_pages, seconds=0
-    )
-
-
 def read_of(*runs: tuple[PageOutcome, int], duration: float) -> PagesResult:
     return PagesResult(
         operation_id=OperationId(1),
@@ -104,27 +98,42 @@ def read_of(*runs: tuple[PageOutcome, int], duration: float) -> PagesResult:
 
 def test_reads_are_measured_by_the_pages_that_came() -> None:
     model = new_model()
-    model.weigh(read_of((PageOutcome.OK, 2), (PageOutcome.MISS, 5), duration=0.5))
+    model.note_pages(read_of((PageOutcome.OK, 2), (PageOutcome.MISS, 5), duration=0.5))
     assert model.read_seconds_per_token == 0.5 / (2 * 16)
-    model.weigh(read_of((PageOutcome.FAILED, 5), duration=100.0))
+    model.note_pages(read_of((PageOutcome.FAILED, 5), duration=100.0))
     assert model.read_seconds_per_token == 0.5 / (2 * 16)
 
 
-def test_an_answer_that_is_not_worth_reading_becomes_a_miss() -> None:
-    slow = model(read=2.0, compute=1.0)
-    assert slow.weigh(answer(7)) == answer(0)
+def test_a_hit_is_read_unless_it_is_not_worth_it() -> None:
+    slow, fast = model(read=2.0, compute=1.0), model(read=1.0, compute=2.0)
+    assert (slow.admits_read(), fast.admits_read()) == (False, True)
     assert slow.verdicts == {CostVerdict.NOT_WORTH: 1}
-    fast = model(read=1.0, compute=2.0)
-    assert fast.weigh(answer(7)) == answer(7)
     assert fast.verdicts == {CostVerdict.WORTH: 1}
 
 
-def test_a_miss_is_not_judged_and_a_model_that_is_off_judges_nothing() -> None:
-    slow = model(read=2.0, compute=1.0)
-    assert slow.weigh(answer(0)) == answer(0)
+def test_a_model_that_is_off_judges_nothing() -> None:
     off = new_model(enabled=False)
     off.note_read(1, 2.0)
     off.note_prefill(1, 1.0)
-    assert off.weigh(answer(7)) == answer(7)
-    assert not slow.verdicts
+    assert off.admits_read()
     assert not off.verdicts
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4))
+def test_ranks_that_measure_differently_judge_alike_by_the_slowest_of_them(
+    measured: list[tuple[float, float]],
+) -> None:
+    models = [model(read=read, compute=compute) for read, compute in measured]
+    agreed = [min(costs) for costs in zip(*(one.measured() for one in models), strict=True)]
+    for one in models:
+        one.take_agreed(agreed)
+    slowest = model(
+        read=max(read for read, _ in measured), compute=max(compute for _, compute in measured)
+    )
+    assert {one.judge() for one in models} == {slowest.judge()}
+
+
+def test_while_one_rank_has_measured_nothing_every_rank_reads() -> None:
+    slow, new = model(read=2.0, compute=1.0), new_model()
+    slow.take_agreed([min(costs) for costs in zip(slow.measured(), new.measured(), strict=True)])
+    assert slow.judge() is CostVerdict.UNKNOWN

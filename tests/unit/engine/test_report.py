@@ -20,7 +20,13 @@ from hicache.engine.report import (
     TurnReport,
     TurnTotals,
 )
-from hicache.engine.report_table import format_bytes, format_factor, format_ms, format_table
+from hicache.engine.report_table import (
+    format_bytes,
+    format_factor,
+    format_ms,
+    format_table,
+    restart_note,
+)
 from hicache.errors import ConfigError, InvariantViolation
 
 if TYPE_CHECKING:
@@ -78,6 +84,7 @@ reports = st.builds(
         max_size=3,
     ).map(tuple),
     counters=counters,
+    restart_logit_difference=st.none() | seconds,
 )
 
 
@@ -100,7 +107,7 @@ def test_the_json_has_the_published_keys() -> None:
     data: dict[str, Any] = make_report(make_turn()).to_json()
     assert list(data) == [
         "answers_equal", "model", "config", "machine", "turns", "movements",
-        "differences", "totals", "counters",
+        "differences", "totals", "counters", "restart_logit_difference",
     ]  # fmt: skip
     assert list(data["turns"][0]) == [*TURN_KEYS, "answer_tokens", "answer_equal", "text"]
     assert list(data["movements"]) == ["write", "load", "persist", "prefetch"]
@@ -163,6 +170,47 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_name(tmp_path: Path) -> 
     for name in ("absent.json", "cut.json"):
         with pytest.raises(ConfigError, match=name):
             DemoReport.read_json(tmp_path / name)
+
+
+def test_what_ranks_have_moved_adds_up_and_their_turns_are_one() -> None:
+    first = make_report(
+        make_turn(), movements=Movements(load=MovementReport(num_bytes=5, seconds=1.0))
+    )
+    slower = make_report(
+        make_turn(ttft_seconds=9.0, ttft_uncached_seconds=8.0),
+        movements=Movements(load=MovementReport(num_bytes=7, seconds=2.0)),
+    )
+    joined = first.with_ranks([slower, slower])
+    assert joined.movements.load == MovementReport(num_bytes=19, seconds=5.0)
+    assert joined.turns == first.turns
+    assert first.with_ranks([]) == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [],
+        [make_turn(), make_turn()],
+        [make_turn(answer_equal=False)],
+        [make_turn(text="another answer")],
+        [make_turn(host_hit_tokens=30, storage_hit_tokens=20)],
+    ],
+)
+def test_ranks_that_have_not_served_the_same_are_no_report(other: list[TurnReport]) -> None:
+    report = make_report(make_turn())
+    with pytest.raises(InvariantViolation, match="rank 2 has not served"):
+        report.with_ranks([report, make_report(*other)])
+
+
+def test_the_rounding_of_other_ranks_after_a_restart_is_said() -> None:
+    for difference in (None, 0.0):
+        report = make_report(make_turn(), restart_logit_difference=difference)
+        assert restart_note(report) == ""
+        assert format_table(report).endswith("differ)")
+    report = make_report(make_turn(), restart_logit_difference=2.5e-5)
+    assert "differ by 2.5e-05 at most" in restart_note(report)
+    assert format_table(report).endswith(restart_note(report))
+    assert report.merge(report).restart_logit_difference == 2.5e-5
 
 
 @pytest.mark.parametrize("origin", ORIGINS)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.engine.gguf_file import LoadedModel, read_gguf
+from hicache.engine.gguf_file import LoadedModel, read_gguf, read_gguf_config
 from hicache.engine.llama import LlamaModel
 from hicache.engine.mla import MlaModel
 from hicache.engine.model import Model, SequenceChunk
@@ -162,6 +162,15 @@ class TestReadGguf:
         config, weights, _ = read(tmp_path / "m.gguf")
         assert not config.tied_embeddings
         assert np.array_equal(weights.lm_head.numpy(), tensors["output"])
+
+    @pytest.mark.parametrize("quantised", [(), ("token_embd",)])
+    def test_the_shape_alone_is_that_of_the_whole(
+        self, quantised: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        path = tmp_path / "m.gguf"
+        write_gguf(path, make_tensors(), quantised=quantised)
+        shape = read_gguf_config(path, name=CONFIG.name, revision=CONFIG.weights_revision)
+        assert shape == read(path).config
 
     def test_what_the_model_would_ignore_is_refused(self, tmp_path: Path) -> None:
         tensors = {**make_tensors(), "rope_freqs": np.ones(8, np.float32)}

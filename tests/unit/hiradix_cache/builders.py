@@ -18,6 +18,7 @@ from hicache.errors import ClosedError
 from hicache.hiradix_cache import HiRadixCache
 from hicache.layout import KVGeometry
 from hicache.pools import DeviceKVPool, PageAllocator, create_host_pool
+from hicache.pools.agreed_allocator import AgreedAllocator
 from hicache.ranks import SingleRank
 from hicache.storage.memory import PageStore
 from hicache.testing.faulty_storage import Gate
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from hicache.hiradix_cache import LoadBack, PrefixMatch
+    from hicache.pools import Allocator
     from hicache.radix import InsertResult, RadixKey
     from hicache.ranks import RankGroup
     from hicache.storage import HiCacheStorage, HiCacheStorageConfig
@@ -82,6 +84,12 @@ def tokens(*pages: int) -> list[int]:
     return [page * PAGE + offset for page in pages for offset in range(PAGE)]
 
 
+def _free_list(allocator: Allocator) -> PageAllocator | AgreedAllocator:
+    """Return `allocator`, which a test can look into."""
+    assert isinstance(allocator, PageAllocator | AgreedAllocator)
+    return allocator
+
+
 class Rig:
     """A cache with pools of its own; leaving it checks every invariant and closes.
 
@@ -111,7 +119,7 @@ class Rig:
             pinned=False,
             huge_pages=False,
         )
-        self.device_pages, self.host_pages = PageAllocator(device_pages), PageAllocator(host_pages)
+        device_allocator, host_allocator = PageAllocator(device_pages), PageAllocator(host_pages)
         self.engine = ScriptedEngine(self.pool, self.host_pool)
         self.counter = LayerDoneCounter(
             device, num_layers=GEOMETRY.num_layers, num_slots=self.config.num_load_slots
@@ -131,12 +139,14 @@ class Rig:
         )
         controller = HiCacheController(
             self.config,
-            device_allocator=self.device_pages,
-            host_allocator=self.host_pages,
+            device_allocator=device_allocator,
+            host_allocator=host_allocator,
             mover=self.mover,
             ranks=ranks or SingleRank(),
         )
         self.cache = HiRadixCache(controller, clock=self.clock)
+        self.device_pages = _free_list(controller.device_allocator)
+        self.host_pages = _free_list(controller.host_allocator)
         self.request_pages: list[IntArray] = []
         self._empty_keys: dict[bytes, RadixKey] = {}
         fill_pages(self.pool, self.device_pages.free_pages(), POISON)

@@ -21,6 +21,7 @@ from hicache.types import PrefetchPolicy, WritePolicy
 
 if TYPE_CHECKING:
     from hicache.radix import RadixNode
+    from hicache.ranks import RankGroup
     from hicache.storage import HiCacheStorage, HiCacheStorageConfig
 
 DEVICE_PAGES, HOST_PAGES = 10, 12
@@ -32,14 +33,26 @@ class SystemDriver:
 
     The bytes of every page that a match, a load or a settled tree gives are compared with stamps.
 
+    Several ranks do the same to their caches, each with faults of its own.
+
     Attributes:
         seen: names of what has happened, for a test of the driver itself.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        ranks: RankGroup | None = None,
+        faults_seed: int | None = None,
+        device_pages: int = DEVICE_PAGES,
+        host_pages: int = HOST_PAGES,
+    ) -> None:
         self.rng = rng = random.Random(seed)
+        self.faults_rng = rng if faults_seed is None else random.Random(faults_seed)
         self.store = PageStore()
-        self.seeds = iter(range(seed * 1000, seed * 1000 + 1000))
+        first_seed = 1000 * (seed if faults_seed is None else faults_seed)
+        self.seeds = iter(range(first_seed, first_seed + 1000))
         self.storage = injected(batch_pages=2, num_workers=2, max_inflight_persist_operations=4)
         config = config_for(
             write_policy=rng.choice(list(WritePolicy)),
@@ -47,14 +60,16 @@ class SystemDriver:
             num_load_slots=rng.choice([1, 2, 5]),
             host=HostPoolConfig(
                 layout=rng.choice(list(HostLayout)),
-                size_bytes=HOST_PAGES * GEOMETRY.page_bytes,
+                size_bytes=host_pages * GEOMETRY.page_bytes,
                 huge_pages=False,
             ),
             prefetch=PrefetchConfig(threshold_tokens=PAGE, max_inflight_pages=5),
             storage=self.storage,
         )
         self.barriers = {verb: Barrier() for verb in Verb}
-        self.rig = Rig(config, device_pages=DEVICE_PAGES, create_storage=self.create_storage)
+        self.rig = Rig(
+            config, device_pages=device_pages, create_storage=self.create_storage, ranks=ranks
+        )
         self.copy_barriers = [Barrier(), Barrier()]
         self.rig.engine.write_gates[1], self.rig.engine.load_gates[0] = self.copy_barriers
         self.rig.gates += [*self.barriers.values(), *self.copy_barriers]
@@ -176,12 +191,12 @@ class SystemDriver:
 
     def break_copy(self) -> None:
         engine = self.rig.engine
-        broken = self.rng.choice([engine.broken_writes, engine.broken_loads])
-        broken.add(self.rng.randrange(GEOMETRY.num_layers))
+        broken = self.faults_rng.choice([engine.broken_writes, engine.broken_loads])
+        broken.add(self.faults_rng.randrange(GEOMETRY.num_layers))
 
     def hold(self) -> None:
         """Let the calls of a kind, or the copies in a direction, not come back for now."""
-        self.rng.choice([*self.barriers.values(), *self.copy_barriers]).shut()
+        self.faults_rng.choice([*self.barriers.values(), *self.copy_barriers]).shut()
 
     def hang(self) -> None:
         """Let so much time pass that every storage call under way is overdue."""
@@ -221,5 +236,5 @@ class SystemDriver:
         self.rig.evict_device()
         self.cache.evict_host(HOST_PAGES)
         assert list(self.cache.tree.nodes()) == []
-        assert self.rig.device_pages.num_available == DEVICE_PAGES
-        assert self.rig.host_pages.num_available == HOST_PAGES
+        for pages in (self.rig.device_pages, self.rig.host_pages):
+            assert pages.num_available == pages.num_pages

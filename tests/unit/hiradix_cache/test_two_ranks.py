@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import pytest
 from builders import GUARD_SECONDS, PAGE, Rig, config_for, store_with, tokens
 from scripted_parts import faulty_storage, injected
 
+from hicache.config import PrefetchConfig
+from hicache.errors import RanksLostError
 from hicache.hiradix_cache import LoadStatus
+from hicache.hiradix_cache.followed_tree import FollowedTree
 from hicache.radix import RadixKey
 from hicache.storage.memory import PageStore
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache.storage import HiCacheStorage, HiCacheStorageConfig
 
@@ -43,7 +47,7 @@ class Meeting:
 
 
 class OneOfTwo:
-    """See `RankGroup`."""
+    """See `RankGroup`; `is_lost` is set by a script, on both ranks at the same place."""
 
     size = 2
 
@@ -51,8 +55,11 @@ class OneOfTwo:
         self.meeting = meeting
         self.rank = rank
         self.num_calls = 0
+        self.is_lost = False
 
     def agree(self, values: Sequence[int]) -> list[int]:
+        if self.is_lost:
+            raise RanksLostError("a third rank has died")
         self.num_calls += 1
         return self.meeting.agree(self.rank, values)
 
@@ -60,28 +67,57 @@ class OneOfTwo:
 class Rank:
     """One rank in a thread of its own; `digests` is what its tree was after each step."""
 
-    def __init__(self, ranks: OneOfTwo, create: CreateStorage, prefetch: PrefetchPolicy) -> None:
+    def __init__(self, ranks: OneOfTwo, create: CreateStorage, setup: Setup) -> None:
         self.number = ranks.rank
-        config = config_for(prefetch_policy=prefetch, storage=injected(batch_pages=2))
-        self.rig = Rig(config, create_storage=create, ranks=ranks)
+        self.ranks = ranks
+        config = config_for(
+            setup.host_pages[self.number],
+            storage=injected(batch_pages=2),
+            **{"prefetch_policy": PrefetchPolicy.WAIT_COMPLETE, **setup.options},
+        )
+        device_pages = setup.device_pages[self.number]
+        self.rig = Rig(config, device_pages=device_pages, create_storage=create, ranks=ranks)
         self.digests: list[Digest] = []
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             self.rig.step()
-            nodes = sorted(
-                (node.start, node.key, node.device_pages is None, node.host_pages is None)
-                for node in self.rig.cache.tree.nodes()
-            )
-            self.digests.append(
-                (
-                    nodes,
-                    self.rig.cache.num_in_flight,
-                    self.rig.device_pages.num_available,
-                    self.rig.host_pages.num_available,
-                )
-            )
+            self.note()
             time.sleep(0.001)
+
+    def settle(self) -> None:
+        """Step until nothing is in flight, which is so on both ranks at once."""
+        while self.rig.cache.num_in_flight:
+            self.step()
+
+    def note(self) -> None:
+        """Note what the tree and the free lists are now."""
+        rig = self.rig
+        assert isinstance(rig.cache.tree, FollowedTree)
+        nodes = sorted(
+            (
+                (node.start, node.key, node.device_pages is None, node.host_pages is None),
+                (node.lock_ref, node.host_lock_ref, node.hit_count, node.persisted),
+            )
+            for node in rig.cache.tree.nodes()
+        )
+        self.digests.append(
+            (
+                nodes,
+                rig.cache.tree.digest,
+                rig.cache.num_in_flight,
+                rig.device_pages.num_available,
+                rig.host_pages.num_available,
+            )
+        )
+
+
+class Setup(NamedTuple):
+    """What ranks are built with; `options` as in `HiCacheConfig`."""
+
+    device_pages: tuple[int, int]
+    host_pages: tuple[int, int]
+    options: Mapping[str, object]
 
 
 CreateStorage: TypeAlias = "Callable[[HiCacheStorageConfig], HiCacheStorage]"
@@ -90,18 +126,22 @@ CreateStorage: TypeAlias = "Callable[[HiCacheStorageConfig], HiCacheStorage]"
 def run_both(
     script: Callable[[Rank], object],
     *create: CreateStorage,
-    prefetch: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE,
+    device_pages: tuple[int, int] = (8, 8),
+    host_pages: tuple[int, int] = (16, 16),
+    **options: object,
 ) -> list[object]:
     """Run `script` on both ranks at once; return its answers.
 
     What the script does to the cache must be the same on both, as it is for schedulers in step.
+    `options` are as in `HiCacheConfig`.
     """
+    setup = Setup(device_pages, host_pages, options)
     meeting = Meeting()
     groups = [OneOfTwo(meeting, rank) for rank in range(2)]
 
     def run(rank: int) -> tuple[object, list[Digest]]:
         try:
-            one = Rank(groups[rank], create[rank], prefetch)
+            one = Rank(groups[rank], create[rank], setup)
             with one.rig:
                 answer = script(one)
         except BaseException:
@@ -206,5 +246,77 @@ def test_memory_of_a_prefetch_that_was_ended_comes_back_on_both_ranks_at_once() 
     fast, slow = stores(KEY)
     create = faulty_storage(fast), faulty_storage(slow, gates={Verb.GET: gate})
     expected = (0, (4, 0))
-    answers = run_both(script, *create, prefetch=PrefetchPolicy.BEST_EFFORT)
+    answers = run_both(script, *create, prefetch_policy=PrefetchPolicy.BEST_EFFORT)
     assert answers == [expected, expected]
+
+
+@pytest.mark.parametrize("verb", Verb)
+def test_a_close_that_one_rank_cannot_complete_ends_alike_on_both(verb: Verb) -> None:
+    gates = [Gate(), Gate()]
+
+    def script(rank: Rank) -> object:
+        rig, gate = rank.rig, gates[rank.number]
+        rig.gates.append(gate)
+        if rank.number == 0:
+            gate.open()
+        rig.insert(RadixKey(tokens(11, 12)))
+        rig.begin_prefetch(KEY)
+        rank.step(30)
+        assert rig.cache.num_in_flight == 1
+        assert rig.cache.close(0.05) == (rank.number == 0)
+        rank.note()
+        gate.open()
+        assert rig.cache.close(GUARD_SECONDS)
+        rank.note()
+        assert "ranks_diverged" not in rig.cache.counters
+        return dict(rig.cache.counters)
+
+    create = [
+        faulty_storage(store, gates={verb: gate})
+        for store, gate in zip(stores(KEY), gates, strict=True)
+    ]
+    first, second = run_both(script, *create)
+    assert first == second
+
+
+def test_a_deadline_is_over_when_it_is_on_the_rank_whose_clock_is_slowest() -> None:
+    """Of a prefetch that is read, and of one for which there is no room; 1 s each."""
+    gates = [Gate(), Gate()]
+
+    def script(rank: Rank) -> object:
+        rig = rank.rig
+        rig.gates.append(gates[rank.number])
+        rank.step()
+        rig.begin_prefetch(KEY)
+        rank.step(20)
+        assert not rig.begin_prefetch(OTHER, request_id="q")
+        rank.step()
+        answers = []
+        for advance_seconds in ((100.0, 0.5), (0.0, 0.6)):
+            rig.clock.advance(advance_seconds[rank.number])
+            rank.step(20)
+            answers += [rig.cache.check_prefetch_progress(request) for request in ("p", "q")]
+        return answers
+
+    create = [
+        faulty_storage(store, gates={Verb.GET: gate})
+        for store, gate in zip(stores(KEY), gates, strict=True)
+    ]
+    budget = PrefetchConfig(threshold_tokens=PAGE, max_inflight_pages=4)
+    answers = run_both(script, *create, prefetch_policy=PrefetchPolicy.TIMEOUT, prefetch=budget)
+    assert answers == [[False, False, True, True]] * 2
+
+
+def test_a_hit_that_one_rank_reads_slowly_is_computed_on_both() -> None:
+    def script(rank: Rank) -> object:
+        cache = rank.rig.cache
+        cache.note_prefill(1000, 1.0)
+        cache.controller.costs.note_read(1000, 10.0 if rank.number else 0.1)
+        rank.step()
+        rank.rig.begin_prefetch(KEY)
+        rank.step(50)
+        verdicts = {verdict.value: n for verdict, n in cache.controller.costs.verdicts.items()}
+        return cache.pop_prefetch_loaded_tokens("p"), verdicts
+
+    expected = (0, {"not_worth": 1})
+    assert run_both(script, *map(faulty_storage, stores(KEY))) == [expected, expected]

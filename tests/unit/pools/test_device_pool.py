@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hicache.errors import CapacityError, ConfigError
-from hicache.layout import KVGeometry, MlaGeometry, RowGeometry
+from hicache.layout import DTYPE_BYTES, KVGeometry, MlaGeometry, RowGeometry
 from hicache.pools import DeviceKVPool, DeviceMlaPool, DeviceRowPool
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def buffers(pool: AnyPool, layer: int) -> tuple[torch.Tensor, ...]:
 
 @POOLS
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
 def test_a_new_pool_is_zero_and_shaped_by_its_geometry(
     make_pool: MakePool, device: str, dtype: str
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_new_pool_is_zero_and_shaped_by_its_geometry(
             assert part.dtype == getattr(torch, dtype)
             assert part.device.type == pool.torch_device.type
             assert part.is_contiguous()
-            assert not part.any()
+            assert not part.view(torch.uint8).any()
 
 
 @POOLS
@@ -178,6 +178,32 @@ def test_stored_rows_are_at_their_slots_and_nothing_else_changes(device: str) ->
             for position, slot in enumerate([7, 2, 19]):
                 expected[slot] = rows[position]
         assert torch.equal(pool.get_row_buffer(layer), expected)
+
+
+@POOLS
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [name for name, size in DTYPE_BYTES.items() if size == 1])
+def test_fp8_is_stored_bit_by_bit(make_pool: MakePool, device: str, dtype: str) -> None:
+    """Every bit pattern, also those that are no numbers."""
+    pool = make_pool(device, dtype)
+    slots = torch.tensor([7, 2, 19], device=device)
+    patterns = torch.arange(3 * 8, dtype=torch.uint8, device=device).view(3, 2, 4) * 11
+    if isinstance(pool, DeviceKVPool):
+        rows = [patterns, 255 - patterns]
+        pool.set_kv_buffer(1, slots, *(row.view(getattr(torch, dtype)) for row in rows))
+    elif isinstance(pool, DeviceMlaPool):
+        rows = [patterns.flatten(1)[:, None, : RANK + ROPE].contiguous()]
+        whole = rows[0].view(getattr(torch, dtype))
+        pool.set_kv_buffer(1, slots, whole[..., :RANK], whole[..., RANK:])
+    else:
+        rows = [patterns.flatten(1)[:, None, :3].contiguous()]
+        pool.set_row_buffer(1, slots, rows[0].view(getattr(torch, dtype)))
+    for found, row in zip(buffers(pool, 1), rows, strict=True):
+        stored = found.view(torch.uint8)
+        assert torch.equal(stored[slots], row)
+        others = torch.ones(NUM_SLOTS, dtype=torch.bool, device=device)
+        others[slots] = False
+        assert not stored[others].any()
 
 
 def test_every_reader_of_a_layer_waits_for_that_layer() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from hicache.device.host_memory import HostMemory
 from hicache.errors import CapacityError, ClosedError, ConfigError, OwnershipError
-from hicache.layout import HostLayout, KVGeometry, MlaGeometry, PageGeometry
+from hicache.layout import DTYPE_BYTES, HostLayout, KVGeometry, MlaGeometry, PageGeometry
 from hicache.pools.host import HostKVPool, create_host_pool, host_pool_pages
 
 NUM_PAGES = 5
@@ -47,40 +47,43 @@ def bytes_of_page(pool: HostKVPool, page: int) -> bytes:
     return b"".join(ctypes.string_at(address, size) for address, size in pool.page_pieces(page))
 
 
-def rows_in_order(geometry: PageGeometry, layout: HostLayout) -> list[tuple[int, int, int]]:
-    """(part, layer, token) of each row of a page in the order of its pieces, written by hand."""
+def heads_in_order(geometry: PageGeometry, layout: HostLayout) -> list[tuple[int, int, int, int]]:
+    """(part, layer, token, head) of each head of a page as its pieces go, written by hand."""
     layers, tokens = range(geometry.num_layers), range(geometry.page_size)
-    parts = (0, 1) if isinstance(geometry, KVGeometry) else (0,)
-    if layout is HostLayout.LAYER_FIRST:
-        return list(itertools.product(parts, layers, tokens))
-    if layout is HostLayout.PAGE_FIRST_DIRECT:
-        return [(part, layer, token) for part in parts for layer in layers for token in tokens]
-    return [(part, layer, token) for part in parts for token in tokens for layer in layers]
+    parts, heads = ((0, 1), (0, 1)) if isinstance(geometry, KVGeometry) else ((0,), (0,))
+    if layout is HostLayout.PAGE_FIRST:
+        order = itertools.product(parts, tokens, layers, heads)
+        return [(part, layer, token, head) for part, token, layer, head in order]
+    if layout is HostLayout.PAGE_HEAD:
+        order = itertools.product(heads, parts, layers, tokens)
+        return [(part, layer, token, head) for head, part, layer, token in order]
+    return list(itertools.product(parts, layers, tokens, heads))
 
 
 @GEOMETRIES
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
 @pytest.mark.parametrize("layout", HostLayout)
-def test_the_pieces_of_a_page_are_its_rows_in_the_order_of_the_layout(
+def test_the_pieces_of_a_page_are_its_heads_in_the_order_of_the_layout(
     layout: HostLayout, dtype: str, page_size: int, geometry_of: GeometryOf
 ) -> None:
     geometry = geometry_of(dtype, page_size)
     pool = make_pool(layout, geometry)
     rng = np.random.default_rng(7)
     num_parts = len(pool.layer_parts(0))
-    shape = (num_parts, geometry.num_layers, NUM_PAGES, page_size, geometry.row_bytes)
+    num_heads = geometry.row_shape[0]
+    head_bytes = geometry.row_bytes // num_heads
+    shape = (num_parts, geometry.num_layers, NUM_PAGES, page_size, num_heads, head_bytes)
     expected = rng.integers(0, 256, shape, dtype=np.uint8)
     for layer in range(geometry.num_layers):
         for part, view in enumerate(pool.layer_parts(layer)):
-            noise = torch.from_numpy(expected[part, layer]).view(view.dtype)
-            view.copy_(noise.view(view.shape))
+            view.copy_(torch.from_numpy(expected[part, layer]).view(view.dtype))
     for page in range(NUM_PAGES):
-        rows = [
-            expected[part, layer, page, token].tobytes()
-            for part, layer, token in rows_in_order(geometry, layout)
+        heads = [
+            expected[part, layer, page, token, head].tobytes()
+            for part, layer, token, head in heads_in_order(geometry, layout)
         ]
-        assert bytes_of_page(pool, page) == b"".join(rows)
+        assert bytes_of_page(pool, page) == b"".join(heads)
     pool.close()
 
 
@@ -100,14 +103,16 @@ def test_bytes_written_to_a_piece_are_seen_in_the_views(layout: HostLayout) -> N
 
 @GEOMETRIES
 @pytest.mark.parametrize("layout", HostLayout)
-def test_heads_and_elements_of_a_token_are_contiguous_in_every_layout(
+def test_heads_and_elements_of_a_token_are_contiguous_unless_heads_are_stored_apart(
     layout: HostLayout, geometry_of: GeometryOf
 ) -> None:
     pool = make_pool(layout, geometry_of())
     for layer in range(3):
         for part in pool.layer_parts(layer):
             assert part.shape in [(NUM_PAGES, 4, 2, 8), (NUM_PAGES, 4, 1, 11)]
-            assert part[0, 0].is_contiguous()
+            assert part[0, 0, 0].is_contiguous()
+            if layout is not HostLayout.PAGE_HEAD or geometry_of is make_mla_geometry:
+                assert part[0, 0].is_contiguous()
     pool.close()
 
 
@@ -123,6 +128,20 @@ def test_all_pieces_lie_inside_the_regions_and_fill_them(
         for address, size in pool.page_pieces(page):
             covered[address - start : address - start + size] += 1
     assert (covered == 1).all()
+    pool.close()
+
+
+def test_neighbouring_heads_of_a_page_are_one_run_of_bytes_head_by_head() -> None:
+    geometry = make_geometry()
+    pool = make_pool(HostLayout.PAGE_HEAD, geometry)
+    [(_, num_bytes)] = pool.page_pieces(3)
+    for head in (0, 1):
+        for layer in range(geometry.num_layers):
+            for part in pool.layer_parts(layer):
+                part[3, :, head] = head + 1
+    found = np.frombuffer(bytes_of_page(pool, 3), dtype=np.float32)
+    assert num_bytes == geometry.page_bytes
+    assert found.tolist() == [1.0] * (len(found) // 2) + [2.0] * (len(found) // 2)
     pool.close()
 
 

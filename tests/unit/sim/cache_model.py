@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from hicache.hashing import TOKEN_BYTES
-from hicache.sim.system import GEOMETRY
+from hicache.sim.options import GEOMETRY
 from hicache.testing.stamped_kv import read_pages, stamp_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class CacheModel:
         assert len(prefixes) == found.last_host_node.end
         known = self.stored | self.inserted
         assert [prefix for prefix in prefixes if prefix not in known] == []
-        held = read_pages(self._system.pool, found.device_pages)
+        held = read_pages(self._system.pools[0], found.device_pages)
         for page, prefix in enumerate(prefixes[: found.match.num_device_pages]):
             assert held[:, :, page].equal(known[prefix])
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from hicache.layout import HostLayout
 from hicache.radix import RadixKey
 from hicache.sim.coverage import Coverage
+from hicache.sim.options import GEOMETRY, SystemOptions
+from hicache.sim.ranks import Ranks
 from hicache.sim.scheduler import Scheduler
-from hicache.sim.system import GEOMETRY, System, SystemOptions
+from hicache.sim.system import System
 from hicache.types import PrefetchPolicy, WritePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOMY = SystemOptions(
     write_policy=WritePolicy.WRITE_THROUGH,
@@ -17,6 +25,7 @@ ROOMY = SystemOptions(
     write_watermark=0.0,
     prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
     layout=HostLayout.PAGE_FIRST,
+    side_pools=(),
     num_device_pages=12,
     num_host_pages=12,
     num_load_slots=5,
@@ -36,6 +45,25 @@ def rank(**options: object) -> tuple[System, Scheduler]:
     coverage = Coverage()
     system = System(dataclasses.replace(ROOMY, **options), coverage)  # type: ignore[arg-type]
     return system, Scheduler(system, coverage)
+
+
+@contextmanager
+def group(num_ranks: int, **options: object) -> Iterator[Ranks]:
+    """Ranks with room for all, but for `options`, and without faults."""
+    coverage = Coverage(num_ranks)
+    ranks = Ranks(
+        dataclasses.replace(ROOMY, **options),  # type: ignore[arg-type]
+        num_ranks=num_ranks,
+        coverage=coverage,
+        habits=random.Random(5),
+    )
+    for one in ranks.all:
+        one.system.let_go()
+    ranks.take_results()
+    yield ranks
+    for one in ranks.all:
+        one.system.abandon()
+    ranks.close()
 
 
 def key_of(*pages: int, cache_salt: str | None = None) -> RadixKey:

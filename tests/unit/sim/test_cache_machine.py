@@ -43,7 +43,6 @@ from mutations import (
     keep_the_lock_of_failed_loads,
     publish_results_from_before_a_reset,
     split_one_page_too_late,
-    use_what_was_reserved_for_other_pages,
 )
 from sim_builders import rank
 
@@ -52,7 +51,7 @@ from hicache.radix import CopyKind
 from hicache.sim.checking import check_bytes, check_ids
 from hicache.sim.ending import close, settle
 from hicache.sim.executor import CallPlan
-from hicache.sim.system import CALL_TIMEOUT_SECONDS, GEOMETRY
+from hicache.sim.options import CALL_TIMEOUT_SECONDS, GEOMETRY
 from hicache.sim.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -168,9 +167,13 @@ class CacheMachine(RuleBasedStateMachine):
             with pytest.raises(HiCacheError, match="request lock"):
                 self.cache.reset()
             self.unlock_all()
-        self.scheduler.reset(random.Random(seed))
+        self.scheduler.reset(self.leaving(seed))
         self.model.inserted.clear()
         assert self.nodes() == []
+
+    def leaving(self, seed: int) -> list[str]:
+        rng = random.Random(seed)
+        return [one.request_id for one in self.scheduler.requests if rng.random() < 0.5]
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -255,7 +258,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(choice=choices, count=counts, breaks=st.booleans())
     def run_stream(self, choice: int, count: int, breaks: bool) -> None:
         """Run pieces of work of a stream; with `breaks`, the first layer among them fails."""
-        kind, breaking = picked(self.runnable(), choice), self.system.engine.breaking
+        kind, breaking = picked(self.runnable(), choice), self.system.breaking
         if breaks:
             breaking.add(kind)
         for _ in range(count):
@@ -370,7 +373,6 @@ PROOF = settings(
         split_one_page_too_late,
         publish_results_from_before_a_reset,
         keep_the_lock_of_failed_loads,
-        use_what_was_reserved_for_other_pages,
     ],
 )
 def test_the_machine_finds_a_bug_that_is_put_in(

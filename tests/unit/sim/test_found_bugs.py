@@ -65,7 +65,7 @@ def test_a_queued_write_ends_with_the_one_above_that_failed() -> None:
     serve(scheduler, key_of(1, 2))
     scheduler.back_up(key_of(1, 2))
     assert len(system.cache.controller.writes) == 2
-    system.engine.breaking.add(CopyKind.WRITE)
+    system.breaking.add(CopyKind.WRITE)
     system.run_all()
     assert len(system.cache.controller.writes) == 1
     system.run_all()
@@ -76,7 +76,7 @@ def test_a_reserved_write_is_not_used_ahead_of_one_above_it_that_began_later() -
     """Its copy went well, but ended before its parent had a host copy, so it published nothing."""
     system, scheduler = rank()
     serve(scheduler, key_of(1))
-    system.engine.breaking.add(CopyKind.WRITE)
+    system.breaking.add(CopyKind.WRITE)
     system.run_all()
     for request_id, key in (("a", key_of(1, 2)), ("b", key_of(1, 3))):
         scheduler.submit(request_id, key, prefetch=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,7 +33,7 @@ STEPS = 4_000
         (ack_writes_before_they_ran, "bytes"),
         (forget_memory_of_ended_prefetches, "no owner"),
         (split_one_page_too_late, "bytes"),
-        (publish_results_from_before_a_reset, "residency"),
+        (publish_results_from_before_a_reset, "residency|free already|eviction queue"),
         (keep_the_lock_of_failed_loads, "lock"),
         (use_what_was_reserved_for_other_pages, "host page"),
         (end_writes_that_are_still_reserved, "written by nobody"),
@@ -50,4 +51,4 @@ def test_a_bug_is_found_within_a_few_thousand_steps(
     assert report.failure is not None
     assert not report.passed
     found = "\n".join(report.failure.run.violations)
-    assert symptom in found
+    assert re.search(symptom, found)

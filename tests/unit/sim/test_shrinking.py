@@ -20,9 +20,9 @@ def test_a_shortened_run_fails_in_the_same_way_again_and_again() -> None:
     run, shortest = failure.run, failure.shortest
     assert len(shortest.decisions) < len(run.decisions) / 4
     assert shortest.kind == run.kind
-    again = replay(shortest.seed, shortest.decisions)
+    again = replay(shortest.seed, 1, shortest.decisions)
     assert again == shortest
-    assert replay(shortest.seed, shortest.decisions[:1]) is None
+    assert replay(shortest.seed, 1, shortest.decisions[:1]) is None
 
 
 def test_no_more_steps_are_repeated_than_may_be() -> None:

@@ -75,5 +75,5 @@ def test_a_run_that_is_long_enough_must_meet_every_declared_pair() -> None:
 
 
 def test_no_steps_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1 step, not 0"):
+    with pytest.raises(ConfigError, match="at least 1 step of at least 1 rank, not 0 of 1"):
         simulate(0, 0)

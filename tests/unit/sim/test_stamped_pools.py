@@ -8,7 +8,7 @@ from sim_builders import ROOMY, key_of, rank
 
 from hicache.layout import HostLayout
 from hicache.sim.faults import TightAllocator
-from hicache.sim.system import GEOMETRY
+from hicache.sim.options import GEOMETRY
 from hicache.storage import Piece
 from hicache.storage.page_memory import page_views
 from hicache.testing.stamped_kv import read_pages, stamp_of
@@ -22,7 +22,7 @@ def test_stored_bytes_are_those_of_the_host_pool(layout: HostLayout) -> None:
     rows, pages = system.stamps.rows(KEY), np.array([4, 0, 7])
     system.host_bytes.put(pages, rows)
     for page, page_hash in zip(pages.tolist(), system.stamps.hashes(KEY), strict=True):
-        pieces = [Piece(*piece) for piece in system.host_pool.page_pieces(page)]
+        pieces = [Piece(*piece) for piece in system.host_pools[0].page_pieces(page)]
         held = b"".join(page_views(tuple(pieces)))
         assert held == system.stamps.stored_bytes(page_hash)
     system.abandon()
@@ -37,7 +37,7 @@ def test_rows_hold_the_stamps_of_a_key_and_are_shared_by_prefixes() -> None:
     assert system.stamps.known_rows(b"other", KEY.data) is None
     assert system.stamps.rows(key_of()) == []
     system.device_bytes.put(np.array([5, 1, 2]), rows)
-    held = read_pages(system.pool, np.array([5, 1, 2]))
+    held = read_pages(system.pools[0], np.array([5, 1, 2]))
     assert held.equal(stamp_of(KEY, GEOMETRY))
     system.abandon()
 
@@ -48,7 +48,7 @@ def test_many_rows_stay_what_they_are_when_the_table_grows() -> None:
     rows = [system.stamps.rows(key) for key in keys]
     for key, (first, second) in zip(keys, rows, strict=True):
         system.device_bytes.put(np.array([3, 4]), [first, second])
-        assert read_pages(system.pool, np.array([3, 4])).equal(stamp_of(key, GEOMETRY))
+        assert read_pages(system.pools[0], np.array([3, 4])).equal(stamp_of(key, GEOMETRY))
     system.abandon()
 
 
@@ -58,7 +58,7 @@ def test_one_element_that_differs_is_found_in_its_layer(layer: int) -> None:
     rows, pages = system.stamps.rows(KEY), np.array([2, 6, 3])
     system.device_bytes.put(pages, rows)
     assert system.device_bytes.wrong(pages, rows) == []
-    system.pool.layer_parts(layer)[1][6, 1, 0, 5] += 1
+    system.pools[0].layer_parts(layer)[1][6, 1, 0, 5] += 1
     assert system.device_bytes.wrong(pages, rows) == [1]
     assert system.device_bytes.wrong(pages, rows, layer=layer) == [1]
     assert system.device_bytes.wrong(pages, rows, layer=1 - layer) == []

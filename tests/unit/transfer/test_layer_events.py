@@ -138,6 +138,13 @@ def test_slots_are_handed_out_in_a_ring_until_all_are_busy() -> None:
     assert [counter.update_producer() for _ in range(3)] == [0, 1, None]
 
 
+def test_a_slot_that_is_said_to_be_busy_is_not_handed_out() -> None:
+    _, _, counter = make_counter(num_slots=3)
+    assert counter.update_producer({0, 2}) == 1
+    assert counter.update_producer({0, 2}) is None
+    assert counter.update_producer() == 2
+
+
 def test_the_slot_handed_out_is_the_one_that_was_free_longest() -> None:
     device, stream, counter = make_counter(num_slots=3)
     for index in [0, 1, 2, 0, 1]:

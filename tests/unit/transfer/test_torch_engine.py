@@ -21,7 +21,7 @@ from hicache.transfer.torch_engine import TorchTransferEngine, TransferEngine, T
 if TYPE_CHECKING:
     from hicache.pools import DevicePool, LayerCounter
 
-DTYPES = ["float32", "float16", "bfloat16"]
+DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn"]
 CUDA = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -33,7 +33,7 @@ PLACES = [
 ]
 KINDS = ["mha", "mla"]
 # Enough pages that a run can be long enough to be copied on its own, whatever the page size.
-NUM_PAGES = {1: 1200, 16: 96, 64: 32}
+NUM_PAGES = {1: 2000, 16: 96, 64: 32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,12 +214,15 @@ def test_a_copy_of_one_layer_leaves_the_others(make_bench: MakeBench, layout: Ho
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", HostLayout)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "row_bytes"),
+    [("float16", 30), ("bfloat16", 30), ("float8_e4m3fn", 15), ("float8_e5m2", 15)],
+)
 def test_rows_of_odd_size_are_copied_too(
-    make_bench: MakeBench, layout: HostLayout, dtype: str, kind: str
+    make_bench: MakeBench, layout: HostLayout, dtype: str, row_bytes: int, kind: str
 ) -> None:
     bench = make_bench(kind=kind, layout=layout, dtype=dtype, row_elements=15, page_size=1)
-    assert bench.device.geometry.row_bytes == 30
+    assert bench.device.geometry.row_bytes == row_bytes
     plan = bench.random_plan()
     source, expected = bench.snapshot(bench.device), bench.snapshot(bench.host)
     expected[:, :, plan.host_pages] = source[:, :, plan.device_pages]

@@ -1,0 +1,87 @@
+"""Pins: last to go, for their time, and no longer."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+from policy_models import make_node
+
+from hicache.radix import LearningPolicy, RadixKey, RadixTree, create_policy
+from hicache.radix.pinning_policy import PinningPolicy
+
+
+def seconds(now: list[float]) -> float:
+    return now[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_oldest_without_a_pin_goes_first_then_the_pin_that_ends_first(seed: int) -> None:
+    rng, now, ids = random.Random(seed), [0.0], itertools.count(1)
+    policy = PinningPolicy(create_policy("lru"), clock=partial(seconds, now))
+    queued = []
+    for _ in range(600):
+        now[0] += rng.randrange(2)
+        action = rng.randrange(4)
+        if action < 2:
+            node = make_node(next(ids), tick=int(now[0]))
+            node.pinned_until = now[0] + rng.choice([0, 0, 5, 50])
+            policy.add(node)
+            queued.append(node)
+        elif queued and action == 2:
+            node = rng.choice(queued)
+            node.pinned_until = max(node.pinned_until, now[0] + rng.choice([0, 9, 99]))
+            node.last_access = int(now[0])
+            policy.touch(node)
+        elif queued:
+            popped = policy.pop()
+            assert popped is not None
+            free = [node for node in queued if node.pinned_until <= now[0]]
+            if free:
+                assert popped.last_access == min(node.last_access for node in free)
+                assert popped in free
+            else:
+                assert popped.pinned_until == min(node.pinned_until for node in queued)
+            queued.remove(popped)
+        assert set(policy) == set(queued)
+        assert len(policy) == len(queued)
+
+
+@pytest.mark.parametrize("name", ["lru", "adaptive"])
+def test_a_pinned_prompt_outlives_a_scan_and_goes_when_its_time_is_over(name: str) -> None:
+    now = [0.0]
+    clock = partial(seconds, now)
+    tree = RadixTree(1, create_policy=lambda: PinningPolicy(create_policy(name), clock=clock))
+    pinned = RadixKey([1, 2, 3])
+    tree.pin(tree.insert(pinned, np.arange(3)).node, until=100.0)
+    for page in range(3, 50):
+        tree.insert(RadixKey([1000 + page]), np.array([page]))
+        tree.evict(tree.residency.num_device_pages - 10)
+    assert tree.match(pinned).num_device_pages == 3
+    assert (tree.history is not None) == isinstance(create_policy(name)(), LearningPolicy)
+
+    now[0] = 100.0
+    for page in range(50, 100):
+        tree.insert(RadixKey([1000 + page]), np.array([page]))
+        tree.evict(tree.residency.num_device_pages - 10)
+    assert tree.match(pinned).num_device_pages == 0
+
+
+def test_pinned_pages_are_given_when_nothing_else_is_left() -> None:
+    tree = RadixTree(1, create_policy=lambda: PinningPolicy(create_policy("lru"), clock=float))
+    tree.pin(tree.insert(RadixKey([1, 2, 3]), np.arange(3)).node, until=100.0)
+    assert len(tree.evict(3).freed) == 3
+
+
+def test_priority_is_of_the_whole_path_and_survives_a_split() -> None:
+    tree = RadixTree(1, create_policy=create_policy("priority"))
+    important = tree.insert(RadixKey([1, 2, 3]), np.arange(3)).node
+    tree.prioritize(important, 5)
+    tree.insert(RadixKey([1, 2, 9]), np.array([0, 1, 3]))
+    for page in range(4, 8):
+        tree.insert(RadixKey([page]), np.array([page]))
+    assert tree.evict(5).freed.tolist() == [3, 4, 5, 6, 7]
+    assert tree.match(RadixKey([1, 2, 3])).num_device_pages == 3
