@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.harness import Bar, Result, Step, check, summarise, time_calls
 from benchmarks.prompt import one_torch_thread
+from benchmarks.rank_steps import RankSteps
 from benchmarks.scheduler import CacheSizes, Scheduler, drain, new_key, open_cache
 from hicache.hiradix_cache import LoadStatus
 from hicache.layout import KVGeometry
@@ -97,6 +98,7 @@ def steps(
             sizes = dataclasses.replace(sizes, samples=100, load_seconds=4.0)
     parts = [
         Step("idle", partial(_idle, sizes, open_cache)),
+        Step("ranks", RankSteps(cache=sizes.calls, samples=2 * sizes.samples)),
         Step("life cycle", partial(_life_cycle, sizes, open_cache)),
     ]
     for num_pages in sizes.call_pages:

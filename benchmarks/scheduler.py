@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hicache.layout import KVGeometry
+    from hicache.pools import Allocator
+    from hicache.ranks import RankGroup
     from hicache.types import IntArray
 
     T = TypeVar("T")
@@ -60,16 +62,22 @@ class Served:
     """A cache and the free list that it shares with whoever schedules."""
 
     cache: HiRadixCache
-    allocator: PageAllocator
+    allocator: Allocator
 
 
 @contextmanager
-def open_cache(sizes: CacheSizes, storage: Mapping[str, object] | None) -> Iterator[Served]:
+def open_cache(
+    sizes: CacheSizes,
+    storage: Mapping[str, object] | None,
+    *,
+    ranks: RankGroup | None = None,
+) -> Iterator[Served]:
     """Provide a cache that writes through, and check it as a whole at the end.
 
     Args:
         sizes: of its pools.
         storage: backend and its options; None for two tiers.
+        ranks: with whom it agrees; by default it is alone.
 
     Raises:
         CheckFailed: something is in flight for ever, or an invariant is broken.
@@ -92,9 +100,10 @@ def open_cache(sizes: CacheSizes, storage: Mapping[str, object] | None) -> Itera
             sizes.geometry, num_pages=sizes.device_pages, torch_device=torch.device("cpu")
         ),
         device_allocator=allocator,
+        ranks=ranks,
     )
     try:
-        yield Served(cache, allocator)
+        yield Served(cache, cache.device_allocator)
         drain(cache)
         violations = check_system(cache)
         check(not violations, f"the cache contradicts itself: {violations[:1]}")

@@ -128,7 +128,9 @@ class HostWriter:
 
     def alloc_host(self, num_pages: int) -> IntArray | None:
         """Allocate host pages, evicting others once if need be; None when that is not enough."""
-        self._make_room(num_pages)
+        num_missing = self._num_missing(num_pages)
+        if num_missing:
+            self.evict_host(num_missing)
         return self._controller.host_allocator.alloc(num_pages)
 
     def step(self) -> None:
@@ -214,11 +216,23 @@ class HostWriter:
         return write is not None
 
     def _make_room(self, num_pages: int, *, keep_duplicates: bool = False) -> None:
-        """Evict host pages so that `num_pages` can be allocated, if that many can be at all."""
+        """Evict host pages so that `num_pages` can be written, if that many can be at all.
+
+        Unless evictions are written, copies of device pages go last: the oldest of them are what
+        the device is about to evict, and would be lost with their second copy.
+        """
+        num_missing = self._num_missing(num_pages)
+        if num_missing and not self._on_eviction:
+            num_missing -= self.evict_host(num_missing, keep_duplicates=True)
+        if num_missing > 0:
+            self.evict_host(num_missing, keep_duplicates=keep_duplicates)
+
+    def _num_missing(self, num_pages: int) -> int:
+        """Return how many host pages to evict for `num_pages`; 0 if those can never be had."""
         allocator = self._controller.host_allocator
-        if allocator.num_available < num_pages <= allocator.num_pages:
-            missing = num_pages - allocator.num_available
-            self.evict_host(missing, keep_duplicates=keep_duplicates)
+        if num_pages > allocator.num_pages:
+            return 0
+        return max(0, num_pages - allocator.num_available)
 
     def _drop(self, ticket: Ticket) -> int:
         """End a write for which the host has no room; return the device pages that became free."""

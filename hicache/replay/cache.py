@@ -102,7 +102,7 @@ class ReplayedCache:
         ticket = tree.begin_prefetch(anchor, num_blocks) if num_blocks else None
         if ticket is None:
             return 0
-        num_good = min(num_blocks, self._room(num_blocks))
+        num_good = min(num_blocks, self._room(num_blocks, duplicates_first=True))
         tree.commit_prefetch(ticket, key, self._page_ids(num_good), num_good)
         return num_good
 
@@ -132,17 +132,18 @@ class ReplayedCache:
         capacity = self._options.device_blocks
         if capacity is None:
             return
-        on_eviction = self._options.host_blocks != 0 and self._options.write_policy in (
-            WritePolicy.WRITE_BACK,
-            WritePolicy.WRITE_BEHIND,
-        )
         tree = self.tree
         while (excess := tree.residency.num_device_pages - capacity) > 0:
-            result = tree.evict(excess, write_back=on_eviction)
+            result = tree.evict(excess, write_back=self._writes_on_eviction)
             for ticket in result.writes:
                 self._commit_write(ticket)
             if not result.writes and not len(result.freed):
                 break
+
+    @property
+    def _writes_on_eviction(self) -> bool:
+        on_eviction = (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
+        return self._options.host_blocks != 0 and self._options.write_policy in on_eviction
 
     def _write(self, node: RadixNode) -> None:
         """Write a node and what the host lacks above it."""
@@ -153,7 +154,7 @@ class ReplayedCache:
     def _commit_write(self, ticket: Ticket) -> None:
         """Let a write end: all of it has arrived, or nothing when the host has no room for all."""
         num_pages = ticket.num_pages
-        if self._room(num_pages) < num_pages:
+        if self._room(num_pages, duplicates_first=self._writes_on_eviction) < num_pages:
             self.num_unwritten += num_pages
             self.tree.commit_write(ticket, _NO_PAGES, 0)
             return
@@ -162,15 +163,22 @@ class ReplayedCache:
         if commit.node is not None:
             self._persist(commit.node)
 
-    def _room(self, num_pages: int) -> int:
-        """Evict host pages for `num_pages` if that many can be had at all; return what is free."""
+    def _room(self, num_pages: int, *, duplicates_first: bool) -> int:
+        """Evict host pages for `num_pages` if that many can be had at all; return what is free.
+
+        As `HostWriter` does: for a read from storage, which has what the device has, copies of
+        device pages go first, and for a write only where evictions are written.
+        """
         capacity = self._options.host_blocks
         if capacity is None:
             return num_pages
         residency = self.tree.residency
         missing = residency.num_host_pages + num_pages - capacity
         if missing > 0 and num_pages <= capacity:
-            self.tree.evict_host(missing)
+            if not duplicates_first:
+                missing -= len(self.tree.evict_host(missing, keep_duplicates=True))
+            if missing > 0:
+                self.tree.evict_host(missing)
         return capacity - residency.num_host_pages
 
     def _persist(self, node: RadixNode) -> None:

@@ -34,10 +34,24 @@ def settle(system: System, scheduler: Scheduler) -> str:
             scheduler.compute(request, _MANY_PAGES)
         for request in scheduler.waiting:
             scheduler.admit(request, mem_quota=None)
+        if system.cache.ranks_lost and not scheduler.running:
+            _give_up_what_does_not_fit(system, scheduler)
         if not scheduler.requests and not system.cache.num_in_flight:
             return f"{rounds} rounds"
     left = f"{len(scheduler.requests)} request(s), {system.cache.num_in_flight} in flight"
     raise InvariantViolation([f"without further faults, {left} after many rounds"])
+
+
+def _give_up_what_does_not_fit(system: System, scheduler: Scheduler) -> None:
+    """Abort requests that need pages which went with the rank that was lost.
+
+    What loads had taken then, and what was withheld because of another rank, is gone until the end.
+    """
+    system.cache.evict(_MANY_PAGES)
+    num_free = system.cache.device_allocator.num_available
+    for request in scheduler.waiting:
+        if request.num_pages > num_free:
+            scheduler.abort(request)
 
 
 def empty(system: System, _scheduler: Scheduler) -> str:

@@ -99,3 +99,12 @@ def test_two_tiers_that_write_on_eviction_hit_as_often_as_the_reference_within_i
             known["hit_ratio_l1"], abs=0.01
         )
         assert result.block_hit_ratio == pytest.approx(known["hit_ratio"], abs=0.01)
+
+
+def test_two_tiers_that_write_at_once_hit_and_write_as_often_as_the_reference() -> None:
+    trace, rows = two_tiers("synthetic", WritePolicy.WRITE_THROUGH, 1000)
+    results = replay(trace, list(rows), block_tokens=trace.block_tokens, model=TimeModel())
+    for result in results:
+        known = rows[result.options]
+        assert result.hit_blocks == known["hit_blocks"]
+        assert result.num_written == known["d2h_blocks"]

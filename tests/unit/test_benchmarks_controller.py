@@ -11,6 +11,7 @@ import pytest
 import benchmarks.controller
 import benchmarks.e2e
 from benchmarks.harness import CheckFailed
+from benchmarks.rank_steps import RankSteps
 from benchmarks.scheduler import CacheSizes, open_cache
 from hicache.layout import KVGeometry
 
@@ -51,6 +52,16 @@ def test_each_call_is_timed_alone(label: str, name: str) -> None:
     (result,) = run(benchmarks.controller.steps(quick=True, sizes=SIZES), label)
     assert (result.name, result.unit) == (name, "us")
     assert 0 < result.median <= result.p99
+
+
+def test_an_idle_step_of_several_ranks_is_one_agreement_and_little_else() -> None:
+    results = list(RankSteps(cache=SIZES.calls, num_ranks=(2,), samples=5)())
+    assert [(one.name, one.params["ranks"], one.peer) for one in results] == [
+        ("check_hicache_events", 2, "all_reduce"),
+        ("agreements_per_step", 2, None),
+    ]
+    assert results[1].median == 1
+    assert [bar.limit for bar in results[1].bars] == [1]
 
 
 def test_what_ends_an_idle_cache_is_timed_by_name() -> None:

@@ -61,7 +61,7 @@ class NaiveCache:
             return
         while len(self.host) + len(missing) > self.host_size:
             free = self.leaves(self.host) - {self.parent[missing[0]]}
-            victims = (free & self.device) or free
+            victims = (free - self.device) or free
             if not victims:
                 return
             self.host.remove(min(victims, key=self.key))
