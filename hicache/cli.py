@@ -83,6 +83,12 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument("--write-policy", choices=_values(WritePolicy), default="write_through")
     demo.add_argument("--prefetch-policy", choices=_values(PrefetchPolicy), default="wait_complete")
     demo.add_argument(
+        "--eviction-policy",
+        default="adaptive",
+        metavar="NAME",
+        help="see docs/policies.md (default: %(default)s)",
+    )
+    demo.add_argument(
         "--layout",
         choices=_values(HostLayout),
         help="of L2 and L3 (default: page_head if ranks change, else page_first_direct)",
@@ -143,6 +149,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         storage=arguments.storage,
         write_policy=arguments.write_policy,
         prefetch_policy=arguments.prefetch_policy,
+        eviction_policy=arguments.eviction_policy,
         layout=arguments.layout,
         page_size=arguments.page_size,
         seed=arguments.seed,

@@ -219,6 +219,13 @@ class HiCacheConfig(Section):
         default=WritePolicy.WRITE_THROUGH,
         metadata=about("when device pages are copied to the host (L1 -> L2)"),
     )
+    eviction_policy: str = field(
+        default="lru",
+        metadata=about(
+            "which pages go first, from device and host: adaptive, fifo, lfu, lru, mru, priority, "
+            "slru, or module.path:ClassName"
+        ),
+    )
     write_watermark: float = field(
         default=0.1,
         metadata=about(

@@ -63,7 +63,7 @@ class DemoArguments:
         model: `smollm2`, or `random` for a tiny model that needs no download.
         dtype: element type of weights, activations and KV; answers are promised for `float32`.
         storage: where L3 is, as `file:DIRECTORY`; None takes a temporary directory.
-        write_policy, prefetch_policy: of the cache.
+        write_policy, prefetch_policy, eviction_policy: of the cache.
         layout: of L2 and L3; None takes what the ranks need.
         page_size: tokens in a page.
         seed: decides files, questions and order.
@@ -78,6 +78,7 @@ class DemoArguments:
     storage: str | None = None
     write_policy: str = "write_through"
     prefetch_policy: str = "wait_complete"
+    eviction_policy: str = "adaptive"
     layout: str | None = None
     page_size: int = 16
     seed: int = 0
@@ -190,6 +191,7 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
             "page_size": arguments.page_size,
             "write_policy": arguments.write_policy,
             "prefetch_policy": arguments.prefetch_policy,
+            "eviction_policy": arguments.eviction_policy,
             "host": {"layout": layout, "ratio": 1.15},
             "storage": {
                 "backend": "file",

@@ -28,6 +28,7 @@ from hicache.pools import (
     create_host_pool,
     host_pool_pages,
 )
+from hicache.radix import create_policy
 from hicache.ranks import SingleRank
 from hicache.storage import StorageBackendFactory
 from hicache.transfer import LayerDoneCounter, TorchTransferEngine
@@ -131,24 +132,24 @@ def create_hiradix_cache(
         device: where the pool is.
         device_pool: the engine's KV tensors.
         device_allocator: the free list of that pool, shared with the engine.
-        side_pools: what the model keeps beside its KV under the same page ids, such as draft KV,
-            an indexer's rows, or the KV of layers that have other heads than the rest. It moves and
-            is stored with the KV as one; a hit has all of it. Each pool counts its own layers.
+        side_pools: what the model keeps beside its KV under the same page ids: draft KV, an
+            indexer's rows, layers with other heads. It moves and is stored with the KV as one; a
+            hit has all of it. Each pool counts its own layers.
         clock: for deadlines and durations.
-        ranks: with whom outcomes are agreed; by default this rank is alone.
-        placement: which of the engine's ranks this is, for the names of what it stores.
-        cp_layout: how context-parallel ranks share the device pool's pages; by default none do.
-            Then `device_allocator` knows owners, like `CpPageAllocator`, and all reach one store.
+        ranks: with whom outcomes are agreed; none means alone.
+        placement: which of the engine's ranks this is, for what it stores.
+        cp_layout: how context-parallel ranks share the pages of the device pool. Then
+            `device_allocator` knows owners, like `CpPageAllocator`, and all reach one store.
         layer_kinds: kinds of the model's layers, where not all are full attention.
         factory: finds storage backends by name.
         create_executor: what storage work runs on.
 
     Raises:
-        ConfigError: the options do not fit the pools, or the pools each other, or the model has
-            layers that pages cannot restore; nothing is left behind.
+        ConfigError: options, pools and kinds of layers do not fit each other; nothing is left.
         CapacityError: the machine cannot give the host pools.
     """
     require_restorable(layer_kinds)
+    policy = create_policy(config.eviction_policy)
     _require_page_size(config, device_pool)
     num_host_pages = _num_host_pages(config, (device_pool, *side_pools))
     cp = None
@@ -178,7 +179,7 @@ def create_hiradix_cache(
         mover.close(timeout_seconds=5.0)
         _unregister((device_pool, *side_pools))
         raise
-    return HiRadixCache(controller, clock=clock), counter
+    return HiRadixCache(controller, create_policy=policy, clock=clock), counter
 
 
 def _num_host_pages(config: HiCacheConfig, device_pools: Sequence[DevicePool]) -> int:

@@ -100,9 +100,11 @@ class FollowedTree(RadixTree):
         super().unlock(node)
         self._follow(_Call.UNLOCK, node.id, node.lock_ref)
 
-    def evict(self, num_pages: int, *, write_back: bool = False) -> EvictResult:
+    def evict(
+        self, num_pages: int, *, write_back: bool = False, worth_only: bool = False
+    ) -> EvictResult:
         """See `RadixTree.evict`."""
-        result = super().evict(num_pages, write_back=write_back)
+        result = super().evict(num_pages, write_back=write_back, worth_only=worth_only)
         self._follow(_Call.EVICT, len(result.freed), result.num_pending, len(result.writes))
         return result
 

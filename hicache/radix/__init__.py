@@ -4,6 +4,7 @@ from hicache.radix.eviction import EvictionPolicy, LearningPolicy, LruPolicy
 from hicache.radix.invariants import check_tree
 from hicache.radix.key import RadixKey
 from hicache.radix.node import RadixNode
+from hicache.radix.pinning_policy import PinningPolicy
 from hicache.radix.policies import POLICY_NAMES, create_policy
 from hicache.radix.records import (
     CopyKind,
@@ -29,6 +30,7 @@ __all__ = [
     "LearningPolicy",
     "LruPolicy",
     "MatchResult",
+    "PinningPolicy",
     "RadixKey",
     "RadixNode",
     "RadixTree",

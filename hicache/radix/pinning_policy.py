@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from hicache.radix.eviction import EvictionPolicy
     from hicache.radix.node import RadixNode
-    from hicache.radix.run_history import RunHistory
 
 __all__ = ["PinningPolicy"]
 
@@ -37,11 +36,8 @@ class PinningPolicy:
         self._clock = clock
         self._pinned: dict[RadixNode, float] = {}
         self._heap: list[tuple[float, int, RadixNode]] = []
-
-    def learn_from(self, history: RunHistory) -> None:
-        """See `LearningPolicy.learn_from`."""
         if isinstance(self._policy, LearningPolicy):
-            self._policy.learn_from(history)
+            self.learn_from = self._policy.learn_from
 
     def add(self, node: RadixNode) -> None:
         """See `EvictionPolicy.add`."""

@@ -105,16 +105,15 @@ class ReuseStatistics:
         least = self._recent_pages >> _RECENT_SHIFT + _SHORT_SHIFT
         self._page_weights[row] = _ONE_REQUEST // max(num_pages, least, 1)
         # What has waited since a whole horizon ago has faded away.
-        first = row * _NUM_CLASSES
-        for uses in range(_NUM_CLASSES):
-            self._waiting[first + uses] = 0
+        for first in range(0, _HORIZON * _NUM_CLASSES, _HORIZON):
+            self._waiting[first + row] = 0
         if self.now % _PERIOD == 0:
             self._estimate()
 
     def wait(self, num_uses: int, num_pages: int) -> None:
         """Note that pages that have had `num_uses` with this request wait for the next use."""
         row, uses = self.now % _HORIZON, cell_of(num_uses, 0) // NUM_AGES
-        self._waiting[row * _NUM_CLASSES + uses] += num_pages * self._page_weights[row]
+        self._waiting[uses * _HORIZON + row] += num_pages * self._page_weights[row]
 
     def end_wait(self, num_uses: int, last_use: int, num_pages: int, *, reused: bool) -> None:
         """Note that pages wait no longer since the request `last_use`.
@@ -130,7 +129,7 @@ class ReuseStatistics:
             return
         row, cell = last_use % _HORIZON, cell_of(num_uses, age)
         weight = num_pages * self._page_weights[row]
-        self._waiting[row * _NUM_CLASSES + cell // NUM_AGES] -= weight
+        self._waiting[cell // NUM_AGES * _HORIZON + row] -= weight
         (self._reused if reused else self._left)[cell] += weight * _FADING[cell % NUM_AGES]
 
     def _estimate(self) -> None:
@@ -156,16 +155,16 @@ class ReuseStatistics:
 
     def _waiting_by_cell(self) -> list[int]:
         """Return the faded weight of what waits in each cell."""
-        rows = np.frombuffer(self._waiting, dtype=np.int64).reshape(_HORIZON, _NUM_CLASSES)
+        rings = np.frombuffer(self._waiting, dtype=np.int64).reshape(_NUM_CLASSES, _HORIZON)
         waiting = [0] * NUM_CELLS
         for octave in range(NUM_AGES):
             youngest, oldest = (1 << octave) >> 1, (1 << octave) - 1
-            # Rows are a ring: what lies before its beginning is at its end.
+            # What lies before the beginning of a ring is at its end.
             stop = (self.now - youngest) % _HORIZON + 1
             start = stop - (oldest - youngest + 1)
-            total = rows[max(start, 0) : stop].sum(axis=0)
+            total = rings[:, max(start, 0) : stop].sum(axis=1)
             if start < 0:
-                total = total + rows[start:].sum(axis=0)
+                total = total + rings[:, start:].sum(axis=1)
             waiting[octave::NUM_AGES] = [int(weight) * _FADING[octave] for weight in total]
         return waiting
 

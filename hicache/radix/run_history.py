@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
-from hicache.radix.reuse_statistics import ReuseStatistics
+from hicache.radix.reuse_statistics import ReuseStatistics, cell_of
 
 if TYPE_CHECKING:
     from hicache.radix.node import RadixNode
@@ -16,6 +16,13 @@ __all__ = ["RunHistory"]
 
 _MAX_EVICTED_RUNS: Final = 1 << 11
 """Evicted runs that are remembered; beyond, the one that was evicted first is forgotten."""
+
+
+_FLOOR_VICTIMS: Final = 64
+"""Host victims over which their worth is averaged."""
+
+_FLOOR_REFUSALS: Final = 1024
+"""So many refusals in a row lower the bar to a third."""
 
 
 class _EvictedRun(NamedTuple):
@@ -38,10 +45,12 @@ class RunHistory:
 
     Attributes:
         statistics: how likely runs are used again.
+        host_floor: worth of what the host gave up lately; 0 before it has given up anything.
     """
 
     def __init__(self) -> None:
         self.statistics = ReuseStatistics()
+        self.host_floor = 0.0
         self._evicted: OrderedDict[int, _EvictedRun] = OrderedDict()
         self._below: dict[int, int] = {}
 
@@ -53,6 +62,24 @@ class RunHistory:
             statistics.end_wait(num_uses, node.last_use, num_pages, reused=True)
         node.last_use = statistics.now
         statistics.wait(num_uses + 1, num_pages)
+
+    def note_host_victim(self, node: RadixNode) -> None:
+        """Note that the host gives up its pages of `node`."""
+        self.host_floor += (self._worth(node) - self.host_floor) / _FLOOR_VICTIMS
+
+    def admit_to_host(self, node: RadixNode) -> bool:
+        """Return whether the pages of `node` are worth what the host would give up for them.
+
+        Each refusal lowers the bar: what the host has ages meanwhile.
+        """
+        admitted = self._worth(node) >= self.host_floor
+        if not admitted:
+            self.host_floor -= self.host_floor / _FLOOR_REFUSALS
+        return admitted
+
+    def _worth(self, node: RadixNode) -> float:
+        age = self.statistics.now - node.last_use
+        return self.statistics.worth[cell_of(node.hit_count + node.past_hits, age)]
 
     def remember(self, node: RadixNode, parent: RadixNode, page: bytes) -> None:
         """Note that `node`, which begins with `page` below `parent`, is deleted."""

@@ -47,13 +47,17 @@ class RadixTree(CopyingTree):
             member.pinned_until = max(member.pinned_until, until)
             self.residency.touch(member)
 
-    def evict(self, num_pages: int, *, write_back: bool = False) -> EvictResult:
+    def evict(
+        self, num_pages: int, *, write_back: bool = False, worth_only: bool = False
+    ) -> EvictResult:
         """Free device pages, leaves first, until `num_pages` are free or on their way.
 
         Nodes with a host copy stay as evicted nodes, the others are deleted; with `write_back` they
-        are to be written first and their pages count as pending. Pages that are pending from
-        earlier calls count too, so that repeated calls do not evict more than was asked for. May
-        free more than asked, where runs go whole, and less, when the rest is locked.
+        are to be written first and their pages count as pending; with `worth_only` too, those that
+        are worth less than what the host gives up are dropped, where a policy learns that. Pages
+        that are pending from earlier calls count too, so that repeated calls do not evict more than
+        was asked for. May free more than asked, where runs go whole, and less, when the rest is
+        locked.
         """
         freed: list[IntArray] = []
         num_freed = 0
@@ -62,7 +66,8 @@ class RadixTree(CopyingTree):
             node = self._pop_victim(Queue.DEVICE, missing)
             if node is None:
                 break
-            ticket = self.begin_write(node) if write_back else None
+            write = write_back and not (worth_only and self._is_refused(node))
+            ticket = self.begin_write(node) if write else None
             if ticket is not None:
                 node.evict_tick = self._tick
                 self.num_pending_evict_pages += node.num_pages
@@ -111,12 +116,17 @@ class RadixTree(CopyingTree):
             node = node or self._pop_victim(Queue.SOLE, missing)
             if node is None:
                 break
+            if self.history is not None and node.device_pages is None:
+                self.history.note_host_victim(node)
             pages = self.residency.lose_host(node)
             if node.device_pages is None:
                 self._remove(node)
             freed.append(pages)
             num_freed += len(pages)
         return join_pages(freed)
+
+    def _is_refused(self, node: RadixNode) -> bool:
+        return self.history is not None and not self.history.admit_to_host(node)
 
     def _pop_victim(self, queue: int, num_pages: int) -> RadixNode | None:
         """Take the next victim out of a queue, cut to `num_pages` where runs are cut."""

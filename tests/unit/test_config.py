@@ -42,6 +42,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "write_watermark": [-0.1, 1.1, "much", None],
     "write_by_layer": [0, 1, "true", None],
     "prefetch_policy": ["never", None, {}],
+    "eviction_policy": [None, 1, {}],
     "io_backend": ["kernel", None, True],
     "load_back_threshold_tokens": [-1, *NOT_WHOLE],
     "num_load_slots": [0, *NOT_WHOLE],

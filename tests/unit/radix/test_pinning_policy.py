@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from policy_models import make_node
 
-from hicache.radix import LearningPolicy, RadixKey, RadixTree, create_policy
-from hicache.radix.pinning_policy import PinningPolicy
+from hicache.radix import LearningPolicy, PinningPolicy, RadixKey, RadixTree, create_policy
 
 
 def seconds(now: list[float]) -> float:
@@ -51,17 +50,24 @@ def test_the_oldest_without_a_pin_goes_first_then_the_pin_that_ends_first(seed: 
 
 
 @pytest.mark.parametrize("name", ["lru", "adaptive"])
-def test_a_pinned_prompt_outlives_a_scan_and_goes_when_its_time_is_over(name: str) -> None:
+def test_pins_work_over_every_policy_and_make_only_a_learner_learn(name: str) -> None:
+    tree = RadixTree(1, create_policy=lambda: PinningPolicy(create_policy(name), clock=float))
+    assert (tree.history is not None) == isinstance(create_policy(name)(), LearningPolicy)
+    tree.pin(tree.insert(RadixKey([1]), np.arange(1)).node, until=1.0)
+    tree.insert(RadixKey([2]), np.arange(1, 2))
+    assert [tree.evict(1).freed.tolist() for _ in range(3)] == [[1], [0], []]
+
+
+def test_a_pinned_prompt_outlives_a_scan_and_goes_when_its_time_is_over() -> None:
     now = [0.0]
     clock = partial(seconds, now)
-    tree = RadixTree(1, create_policy=lambda: PinningPolicy(create_policy(name), clock=clock))
+    tree = RadixTree(1, create_policy=lambda: PinningPolicy(create_policy("lru"), clock=clock))
     pinned = RadixKey([1, 2, 3])
     tree.pin(tree.insert(pinned, np.arange(3)).node, until=100.0)
     for page in range(3, 50):
         tree.insert(RadixKey([1000 + page]), np.array([page]))
         tree.evict(tree.residency.num_device_pages - 10)
     assert tree.match(pinned).num_device_pages == 3
-    assert (tree.history is not None) == isinstance(create_policy(name)(), LearningPolicy)
 
     now[0] = 100.0
     for page in range(50, 100):
