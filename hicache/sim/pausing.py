@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pausable"]
 
+_LOOK_UP_SECONDS = 0.1
+
 
 class Pausable:
     """Runs a function bit by bit, whenever somebody calls `resume`.
@@ -41,7 +43,10 @@ class Pausable:
         Not after the end. Raises what the function raises.
         """
         self._go.release()
-        self._back.acquire()
+        # Not for ever at once: an alarm may have gone to any thread of the process, and is only
+        # heard when this one looks up.
+        while not self._back.acquire(timeout=_LOOK_UP_SECONDS):
+            pass
         if not self._ended:
             return False
         self._thread.join()

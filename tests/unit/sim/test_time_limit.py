@@ -67,6 +67,28 @@ def test_a_call_that_is_waited_for_counts() -> None:
     is_over.set()
 
 
+def test_an_alarm_that_wakes_another_thread_is_heard_all_the_same() -> None:
+    """Such as the one that a progress bar leaves behind."""
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            pass
+
+    sleepers = [threading.Thread(target=is_over.wait) for _ in range(8)]
+    for sleeper in sleepers:
+        sleeper.start()
+    try:
+        for _ in range(5):
+            paused = Pausable(work)
+            with pytest.raises(NoProgress), time_limit(SECONDS):
+                paused.resume()
+    finally:
+        is_over.set()
+        for sleeper in sleepers:
+            sleeper.join()
+
+
 def test_in_another_thread_nothing_is_limited() -> None:
     ended: list[bool] = []
 
