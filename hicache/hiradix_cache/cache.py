@@ -51,7 +51,7 @@ class HiRadixCache:
 
     Args:
         controller: carries the movements out; closed with the cache.
-        create_policy: order of eviction.
+        create_policy: order of eviction; `create_hiradix_cache` gives the configured one.
         clock: for prefetches under `timeout`.
         sleep: called with seconds by `flush` between its steps.
 

@@ -87,7 +87,7 @@ class HostWriter:
             self._controller.reservations.abandon(request_id)
         elif self._policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             # Nobody uses a run without its prefix, so counts do not rise on the way down.
-            while _num_uses(node) < _SELECTIVE_HITS and node.parent is not None:
+            while node.num_uses < _SELECTIVE_HITS and node.parent is not None:
                 node = node.parent
             self.write_backup(node)
         elif self._policy is WritePolicy.WRITE_BEHIND and not node.backed_or_in_flight:
@@ -256,8 +256,3 @@ class HostWriter:
         ended = [one for one in writes.queued if one.ticket is not None and failed(one.ticket)]
         writes.queued = [one for one in writes.queued if one not in ended]
         return sum(self._end(one.ticket, one.host_pages, 0) for one in ended if one.ticket)
-
-
-def _num_uses(node: RadixNode) -> int:
-    """Return how many requests have used a run, counting those before its eviction."""
-    return node.hit_count + node.past_hits

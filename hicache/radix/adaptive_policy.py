@@ -86,7 +86,7 @@ class AdaptivePolicy:
         return None
 
     def _cell_of(self, node: RadixNode) -> int:
-        return cell_of(node.hit_count + node.past_hits, self._statistics.now - node.last_use)
+        return cell_of(node.num_uses, self._statistics.now - node.last_use)
 
     def _move_on(self) -> None:
         for _ in range(_MAX_MOVES):

@@ -136,6 +136,11 @@ class RadixNode:
         return self.end - self.start
 
     @property
+    def num_uses(self) -> int:
+        """Requests that used the run, those before an eviction included while they are known."""
+        return self.hit_count + self.past_hits
+
+    @property
     def evicted(self) -> bool:
         """Whether the device pages are gone; the root never is."""
         return self.device_pages is None and self.parent is not None

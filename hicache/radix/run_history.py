@@ -57,7 +57,7 @@ class RunHistory:
     def use(self, node: RadixNode) -> None:
         """Note that the current request uses `node`; call it before the use is counted."""
         statistics, num_pages = self.statistics, node.end - node.start
-        num_uses = node.hit_count + node.past_hits
+        num_uses = node.num_uses
         if num_uses:
             statistics.end_wait(num_uses, node.last_use, num_pages, reused=True)
         node.last_use = statistics.now
@@ -79,11 +79,11 @@ class RunHistory:
 
     def _worth(self, node: RadixNode) -> float:
         age = self.statistics.now - node.last_use
-        return self.statistics.worth[cell_of(node.hit_count + node.past_hits, age)]
+        return self.statistics.worth[cell_of(node.num_uses, age)]
 
     def remember(self, node: RadixNode, parent: RadixNode, page: bytes) -> None:
         """Note that `node`, which begins with `page` below `parent`, is deleted."""
-        num_uses = node.hit_count + node.past_hits
+        num_uses = node.num_uses
         if not num_uses:
             return
         lineage, num_pages = node.lineage, node.end - node.start

@@ -120,7 +120,7 @@ class ReplayedCache:
             self._write(node)
         elif policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             # Nobody uses a run without its prefix, so counts do not rise on the way down.
-            while _num_uses(node) < _SELECTIVE_HITS and node.parent is not None:
+            while node.num_uses < _SELECTIVE_HITS and node.parent is not None:
                 node = node.parent
             self._write(node)
         else:
@@ -202,8 +202,3 @@ class ReplayedCache:
         if len(self._pages) < num_pages:
             self._pages = np.arange(2 * num_pages, dtype=np.int64)
         return self._pages[:num_pages]
-
-
-def _num_uses(node: RadixNode) -> int:
-    """Return how many requests have used a run, counting those before its eviction."""
-    return node.hit_count + node.past_hits

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from builders import PAGE, POISON, Rig, config_for, tokens
+import torch
+from builders import GEOMETRY, PAGE, POISON, Rig, config_for, tokens
 from scripted_parts import faulty_storage, injected, memory_storage
 
-from hicache.hiradix_cache import EvictOutcome
+from hicache.device import create_device
+from hicache.hiradix_cache import EvictOutcome, create_hiradix_cache
+from hicache.pools import DeviceKVPool, PageAllocator
 from hicache.radix import CopyKind, RadixKey
 from hicache.storage.memory import PageStore
 from hicache.testing.faulty_storage import Gate, Verb
@@ -239,3 +242,29 @@ def test_an_aborted_request_counts_anew() -> None:
         rig.cache.release_aborted_request("a")
         rig.insert(CHAIN.prefix(2 * PAGE), request_id="a", chunked=True)
         assert node.hit_count == 2
+
+
+@pytest.mark.parametrize(("eviction_policy", "is_written"), [("adaptive", True), ("lru", False)])
+def test_selective_counts_uses_before_an_eviction_where_the_policy_remembers_them(
+    eviction_policy: str, is_written: bool
+) -> None:
+    """A run that no second request has used yet goes unwritten; its second use is its second."""
+    config = config_for(
+        8, write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE, eviction_policy=eviction_policy
+    )
+    key, allocator = RadixKey(tokens(1, 2)), PageAllocator(8)
+    cache, _ = create_hiradix_cache(
+        config,
+        device=create_device("cpu"),
+        device_pool=DeviceKVPool(GEOMETRY, num_pages=8, torch_device=torch.device("cpu")),
+        device_allocator=allocator,
+    )
+    for request_id in ("first", "second"):
+        assert cache.tree.host_size == 0
+        pages = allocator.alloc(2)
+        assert pages is not None
+        cache.insert(key, pages, request_id=request_id, chunked=False)
+        if request_id == "first":
+            assert cache.evict(2).num_freed == 2
+    assert bool(cache.num_in_flight) == is_written
+    assert cache.close()
