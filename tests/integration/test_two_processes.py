@@ -124,7 +124,7 @@ def move(connection: Connection[Any, Any]) -> None:
             "compute": compute,
             "poison": lambda pages: fill_pages(pool, pages, POISON),
             "divide": lambda number: 1 / number,
-            "let_go": gate.open,
+            "await_hung_call": lambda: gate.entered.wait(GUARD_SECONDS),
             "die": lambda: os._exit(3),
         },
     )
@@ -265,6 +265,8 @@ def test_a_hung_call_does_not_hang_close_and_a_dead_process_is_an_error_at_once(
         StorageConfig(backend="gated", model_name="model", weights_revision="1")
     )
     deciding.cache.prefetch_from_storage("p", RadixKey(TOKENS))
+    # Before that, closing gives the operation up at once, and nothing hangs.
+    assert mover.call("await_hung_call")
     assert not deciding.cache.close(0.05)
     assert deciding.cache.num_in_flight == 1
     with pytest.raises(ClosedError, match="moving process is gone"):
