@@ -12,10 +12,10 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## make .venv with the package and all that demo and test need
 
-# hatchling comes first and is used from the environment, so that nothing unpinned builds the package.
-$(STAMP): pyproject.toml constraints.txt
+# What builds the package comes first and is used from the environment, so that nothing is unpinned.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) setuptools
 	$(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS) --no-build-isolation \
 	    -e '.[demo,dev,server,yaml]'
 	touch $@

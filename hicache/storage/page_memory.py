@@ -106,11 +106,6 @@ class HostRegions:
         added = ((start, start + length, _view(start, length)) for start, length in regions)
         self._regions = (*self._regions, *added)
 
-    def view(self, address: int, num_bytes: int) -> memoryview:
-        """Return memory as writable bytes; see `page_views`."""
-        low, _, region = self._region_of(address, num_bytes)
-        return region[address - low : address - low + num_bytes]
-
     def views(self, pages: Sequence[Page]) -> PageViews:
         """Return the memory of pages; see `page_views`."""
         pieces: list[memoryview] = []
@@ -135,27 +130,19 @@ class HostRegions:
 
 
 class BatchMemory:
-    """Memory of the pages of a batch, looked at when it is needed. For one thread."""
+    """Memory of the pages of a batch, looked at when it is needed. For one thread.
+
+    Attributes:
+        pages: where each page is.
+    """
 
     def __init__(self, regions: HostRegions, pages: Sequence[Page]) -> None:
         self._regions = regions
-        self._pages = pages
+        self.pages = pages
 
     def views(self, start: int, num_pages: int) -> PageViews:
         """Return the memory of some of the pages, fewer at the end of the batch."""
-        return self._regions.views(self._pages[start : start + num_pages])
-
-    def whole(self, start: int, num_pages: int, page_bytes: int) -> memoryview | None:
-        """Return the memory of some pages as one, if it is; all are `page_bytes` long."""
-        pages = self._pages[start : start + num_pages]
-        first, last = pages[0][0].address, pages[-1][0].address
-        behind = first + num_pages * page_bytes
-        if last != behind - page_bytes:
-            return None
-        addresses = [page[0][0] for page in pages if len(page) == 1]
-        if addresses != list(range(first, behind, page_bytes)):
-            return None
-        return self._regions.view(first, behind - first)
+        return self._regions.views(self.pages[start : start + num_pages])
 
 
 def _view(address: int, num_bytes: int) -> memoryview:

@@ -51,6 +51,7 @@ def test_a_page_that_is_kept_keeps_no_more_memory_than_its_own_id() -> None:
     assert resident_bytes() - before < 5 << 20
 
 
+@pytest.mark.usefixtures("plain_io")
 def test_no_descriptor_is_lost_per_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C011: 2,000 writes and reads, then reads that fail."""
     namespace = StorageNamespace(
@@ -168,6 +169,7 @@ def test_a_page_file_that_is_missing_costs_nothing_but_the_hit(tmp_path: Path, w
         assert rig.host_pages.num_available == 64
 
 
+@pytest.mark.usefixtures("plain_io")
 def test_writes_that_found_no_space_leave_nothing_and_do_not_block_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

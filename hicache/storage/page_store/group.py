@@ -18,13 +18,11 @@ block boundary.
 | 44 | 4 | number of extents |
 | 48 | 32 | namespace digest |
 | 80 | 32 | what the first page is chained from, zeros if nothing |
-| 112 | 16 | xxh3-128 of all payloads in order, or zeros |
+| 112 | 16 | zeros; a reader ignores them |
 | 128 | 32 a page | page keys |
 | | 16 a page | xxh3-128 of each payload |
 | | 12 an extent | segment, first block, number of blocks |
 | | 16 | xxh3-128 of all bytes of the header before it |
-
-The checksum of all payloads is there for pages below 64 KiB, of which many are verified at once.
 
 Integers are little endian. The header is on the disk, from where an index can be rebuilt, and in
 the index, which reads are verified against; its seal guards both.
@@ -47,8 +45,6 @@ __all__ = [
     "KEYS_OFFSET",
     "KEY_BYTES",
     "MAX_PAGES",
-    "NO_CHECKSUM",
-    "WHOLE_LIMIT_BYTES",
     "Group",
     "fits_a_block",
 ]
@@ -58,13 +54,10 @@ MAX_PAGES = 64
 """Pages of a group at most: which of them are still stored fits one 64-bit word."""
 KEY_BYTES = 32
 KEYS_OFFSET = 128
-NO_CHECKSUM = bytes(CHECKSUM_BYTES)
-WHOLE_LIMIT_BYTES = 64 << 10
-"""Pages from this length on cost little beside their bytes, and are verified one by one."""
 
 _MAGIC = b"HICACHEG"
 _RAW_BYTES = 0
-_FIELDS = struct.Struct("<8sHHIQIIQHHI32s32s16s")
+_FIELDS = struct.Struct("<8sHHIQIIQHHI32s32s16x")
 _EXTENT = struct.Struct("<III")
 _SEAL_BYTES = 16
 
@@ -82,7 +75,6 @@ class Group(NamedTuple):
         namespace_digest: 32 bytes that name the namespace.
         page_bytes: payload of each page.
         parent_key: what the first page is chained from; empty if nothing.
-        whole_checksum: xxh3-128 of all payloads in order; zeros for large pages.
         keys: keys of the pages, one after the other.
         checksums: xxh3-128 of the payloads, one after the other.
         extents: where the pages lie, one after the other.
@@ -94,7 +86,6 @@ class Group(NamedTuple):
     namespace_digest: bytes
     page_bytes: int
     parent_key: bytes
-    whole_checksum: bytes
     keys: bytes
     checksums: bytes
     extents: tuple[Extent, ...]
@@ -139,7 +130,6 @@ class Group(NamedTuple):
             num_extents,
             self.namespace_digest,
             self.parent_key,
-            self.whole_checksum,
         )
         extents = b"".join(_EXTENT.pack(*extent) for extent in self.extents)
         header = fields + self.keys + self.checksums + extents
@@ -164,7 +154,7 @@ class Group(NamedTuple):
         if xxhash.xxh3_128_digest(data[:body_bytes]) != data[body_bytes:length]:
             return None
         group_id, segment, block, page_bytes = fields[4:8]
-        digest, parent, whole_checksum = fields[11:]
+        digest, parent = fields[11:]
         checksums_offset = KEYS_OFFSET + num_pages * KEY_BYTES
         extents_offset = checksums_offset + num_pages * CHECKSUM_BYTES
         return cls(
@@ -174,7 +164,6 @@ class Group(NamedTuple):
             digest,
             page_bytes,
             parent[:parent_bytes],
-            whole_checksum,
             data[KEYS_OFFSET:checksums_offset],
             data[checksums_offset:extents_offset],
             tuple(map(Extent._make, _EXTENT.iter_unpack(data[extents_offset:body_bytes]))),

@@ -6,17 +6,9 @@ import errno
 from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
-import xxhash
 
 from hicache.storage.page_store.blocks import BlockKind, count_blocks, cut
-from hicache.storage.page_store.group import (
-    CHECKSUM_BYTES,
-    KEY_BYTES,
-    MAX_PAGES,
-    NO_CHECKSUM,
-    WHOLE_LIMIT_BYTES,
-    Group,
-)
+from hicache.storage.page_store.group import CHECKSUM_BYTES, KEY_BYTES, MAX_PAGES, Group
 from hicache.storage.page_store.limits import changes_per_commit
 from hicache.storage.page_store.publisher import Draft
 from hicache.storage.page_store.segments import FULL_ERRNOS
@@ -186,18 +178,16 @@ class BatchWriter:
             batch.namespace_digest,
             batch.page_bytes,
             batch.parent_keys[index],
-            NO_CHECKSUM,
             b"".join(batch.keys[index : index + claim.num_pages]),
             b"",
             tuple(claim.extents),
         )
-        checksums, whole_checksum, failure = self._write_payloads(index, group)
+        checksums, failure = self._write_payloads(index, group)
         num_pages = len(checksums) // CHECKSUM_BYTES
         used = group.layout.extents_of(0, num_pages)
         group = group._replace(
             keys=group.keys[: num_pages * KEY_BYTES],
             checksums=checksums,
-            whole_checksum=whole_checksum,
             extents=tuple(used),
         )
         if num_pages:
@@ -215,35 +205,23 @@ class BatchWriter:
             self._store.allocator.unclaim(BlockKind.HEADER, [claim.header])
         return num_pages, failure
 
-    def _write_payloads(self, index: int, group: Group) -> tuple[bytes, bytes, PageOutcome]:
-        """Write pages until one cannot be; return their checksums, that of all, and the reason."""
+    def _write_payloads(self, index: int, group: Group) -> tuple[bytes, PageOutcome]:
+        """Write pages until one cannot be; return their checksums and what the matter is."""
         batch, num_pages = self._batch, group.num_pages
-        layout = group.layout
-        step = max(1, self._transfer.chunk_bytes // layout.stride_bytes)
+        step = self._transfer.pages_per_call(group.layout)
         checksums = b""
-        whole = xxhash.xxh3_128()
-        failure = PageOutcome.OK
         for done in range(0, num_pages, step):
             if done and batch.expired():
-                failure = PageOutcome.TIMEOUT
-                break
-            part = batch.memory.views(index + done, min(step, num_pages - done))
-            added = self._transfer.begin_checksums(part)
+                return checksums, PageOutcome.TIMEOUT
+            count = min(step, num_pages - done)
             try:
-                self._transfer.write(layout, done, part)
+                checksums += self._transfer.write(
+                    group.layout, done, batch.memory, index + done, count
+                )
             except OSError as error:
                 self.error = error
-                failure = outcome_of(error)
-            # Also after a failure: somebody may still read the memory.
-            added_checksums = added()
-            if failure is not PageOutcome.OK:
-                break
-            checksums += added_checksums
-            if batch.page_bytes < WHOLE_LIMIT_BYTES:
-                for piece in part.all_pieces():
-                    whole.update(piece)
-        small = batch.page_bytes < WHOLE_LIMIT_BYTES
-        return checksums, whole.digest() if small else NO_CHECKSUM, failure
+                return checksums, outcome_of(error)
+        return checksums, PageOutcome.OK
 
     def _publish(self) -> None:
         if not self._written:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.storage.page_store.blocks import Extent
-from hicache.storage.page_store.group import CHECKSUM_BYTES, NO_CHECKSUM, Group
+from hicache.storage.page_store.group import CHECKSUM_BYTES, Group
 from hicache.storage.page_store.layout import PageLayout
 
 if TYPE_CHECKING:
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["Span", "join_runs", "span_of"]
 
 
-_MANY_PAGES = 16
-
-
 class Span(NamedTuple):
     """Pages that follow each other in a batch and over some extents.
 
@@ -26,13 +23,11 @@ class Span(NamedTuple):
         start: place of the first one in the batch.
         layout: where they lie.
         checksums: what their payloads must have, one after the other.
-        whole_checksum: what all payloads in order must have, if that is known; or zeros.
     """
 
     start: int
     layout: PageLayout
     checksums: bytes
-    whole_checksum: bytes
 
     @property
     def num_pages(self) -> int:
@@ -45,15 +40,13 @@ def span_of(group: Group, first: int, num_pages: int = 1, *, start: int = 0) -> 
     checksums = group.checksums[first * CHECKSUM_BYTES : (first + num_pages) * CHECKSUM_BYTES]
     extents = group.layout.extents_of(first, num_pages)
     layout = PageLayout(group.page_bytes, tuple(extents))
-    whole = group.whole_checksum if num_pages == group.num_pages else NO_CHECKSUM
-    return Span(start, layout, checksums, whole)
+    return Span(start, layout, checksums)
 
 
 def join_runs(runs: Iterable[Run], namespace_digest: bytes) -> list[Span]:
     """Return the pages of leading runs as spans, neighbours on the disk joined.
 
-    Whole groups of some length stay as they are where their pages can be verified at once. Ends
-    before the first run whose record is not sound or not one of this namespace.
+    Ends before the first run whose record is not sound or not one of this namespace.
     """
     spans: list[Span] = []
     for run in runs:
@@ -69,9 +62,6 @@ def join_runs(runs: Iterable[Run], namespace_digest: bytes) -> list[Span]:
 
 
 def _can_be_joined(left: Span, right: Span) -> bool:
-    many = max(left.num_pages, right.num_pages) >= _MANY_PAGES
-    if many and (left.whole_checksum, right.whole_checksum) != (NO_CHECKSUM, NO_CHECKSUM):
-        return False
     last, first = left.layout.extents[-1], right.layout.extents[0]
     return (last.segment, last.end) == (first.segment, first.block)
 
@@ -81,4 +71,4 @@ def _join(left: Span, right: Span) -> Span:
     first, *behind = right.layout.extents
     middle = Extent(last.segment, last.block, last.num_blocks + first.num_blocks)
     layout = PageLayout(left.layout.page_bytes, (*before, middle, *behind))
-    return Span(left.start, layout, left.checksums + right.checksums, NO_CHECKSUM)
+    return Span(left.start, layout, left.checksums + right.checksums)

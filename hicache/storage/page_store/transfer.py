@@ -10,13 +10,14 @@ import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind, blocks_for, cut
+from hicache.storage.page_store.native_transfer import HAS_NATIVE_IO, NativeTransfer
 from hicache.storage.vectored_io import read_at, split_buffers, write_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
 
-    from hicache.storage.page_memory import PageViews
+    from hicache.storage.page_memory import BatchMemory, PageViews
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.layout import PageLayout
     from hicache.storage.page_store.segments import Segments
@@ -41,18 +42,18 @@ class PageTransfer:
     a buffer for each call, of which a few are kept. When the file system refuses direct I/O, all is
     buffered from then on.
 
-    A disk is slower than a checksum over what it has moved, but not by so much that it could wait
-    for it: with direct I/O other threads compute them meanwhile.
-
     Attributes:
+        native: does the same with less work, if it was built, when nothing is the matter.
         num_direct_refusals: how often the file system has refused direct I/O: once at most.
     """
 
     def __init__(self, segments: Segments, *, direct_with: Executor | None = None) -> None:
-        """Use opened segments; direct I/O is for those who give threads for the checksums."""
+        """Use opened segments; direct I/O is for those who give threads for checksums."""
         self._segments = segments
         self._direct = direct_with is not None
-        self._checkers = direct_with
+        self.native: NativeTransfer | None = None
+        if HAS_NATIVE_IO:
+            self.native = NativeTransfer(self._fd, direct_with=direct_with)
         self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.
@@ -61,21 +62,16 @@ class PageTransfer:
         # The ends of a list are thread-safe.
         self._spare_buffers: list[mmap.mmap] = []
 
-    @property
-    def chunk_bytes(self) -> int:
-        """How much to move with one call: the checksum then finds the bytes in a cache."""
-        return _DIRECT_CHUNK_BYTES if self._direct else _CHUNK_BYTES
+    def pages_per_call(self, layout: PageLayout) -> int:
+        """Return how many pages to write with a call; a deadline is not looked at within one."""
+        if self.native is not None:
+            return self.native.pages_per_call(layout)
+        return self.pages_per_chunk(layout)
 
-    def begin_checksums(self, pages: PageViews) -> Callable[[], bytes]:
-        """Return a function that returns the checksums of pages in a row; it may wait for them.
-
-        Without direct I/O they are computed now, while the bytes are in a cache. With it, somebody
-        has to call the function before the memory may be used for anything else.
-        """
-        if self._checkers is None:
-            checksums = pages.checksums()
-            return lambda: checksums
-        return self._checkers.submit(pages.checksums).result
+    def pages_per_chunk(self, layout: PageLayout) -> int:
+        """Return how many pages to read with a call: the checksum then finds them in a cache."""
+        chunk_bytes = _DIRECT_CHUNK_BYTES if self._direct else _CHUNK_BYTES
+        return max(1, chunk_bytes // layout.stride_bytes)
 
     def read(self, layout: PageLayout, first: int, target: PageViews) -> int:
         """Read pages from the `first` on into memory.
@@ -99,33 +95,24 @@ class PageTransfer:
             num_read = self._read(*arguments)
         return (num_read + gap_bytes) // layout.stride_bytes
 
-    def plain_place(
-        self, layout: PageLayout, pieces: Sequence[memoryview]
-    ) -> tuple[int, int] | None:
-        """Return a descriptor and the offset from which all pages can be read as they are.
+    def write(
+        self, layout: PageLayout, first: int, memory: BatchMemory, start: int, num_pages: int
+    ) -> bytes:
+        """Write pages of a batch, from `start` on, to the places of the `first` and those behind.
 
-        `None` where they lie in several extents, or have something between them, or cannot be read
-        straight into the pieces of memory; then `read` does it.
-
-        Raises:
-            OSError: the segment cannot be opened.
-        """
-        if len(layout.extents) > 1 or layout.gap_bytes or self._needs_staging(pieces):
-            return None
-        segment, block, _ = layout.extents[0]
-        try:
-            return self._fd(segment), block * BLOCK_BYTES
-        except FileNotFoundError:
-            return None
-
-    def write(self, layout: PageLayout, first: int, source: PageViews) -> None:
-        """Write pages from memory to the places of the `first` and those behind it.
+        Returns:
+            Their checksums.
 
         Raises:
             OSError: from the kernel; any part may have been written.
         """
+        if self.native is not None:
+            with contextlib.suppress(OSError):
+                return self.native.write(layout, first, memory.pages, start, num_pages)
+        source = memory.views(start, num_pages)
+        checksums = source.checksums()
         buffers = _stream(source, layout.gap_bytes, self._zeros)
-        num_bytes = source.num_pages * layout.stride_bytes - layout.gap_bytes
+        num_bytes = num_pages * layout.stride_bytes - layout.gap_bytes
         arguments = (layout.extents, first * layout.page_blocks, buffers, num_bytes)
         try:
             self._write(*arguments)
@@ -133,6 +120,7 @@ class PageTransfer:
             if not self._gives_up_direct(error):
                 raise
             self._write(*arguments)
+        return checksums
 
     def _gives_up_direct(self, error: OSError) -> bool:
         """Go on without direct I/O if an error says that there is none; return whether it does."""
@@ -195,9 +183,9 @@ class PageTransfer:
 
     def _move_out(self, places: list[_Place]) -> None:
         for segment, offset, num_bytes, buffers in places:
-            write_at(self._fd(segment, create=True), buffers, offset, num_bytes)
+            write_at(self._fd(segment, True), buffers, offset, num_bytes)
 
-    def _fd(self, segment: int, *, create: bool = False) -> int:
+    def _fd(self, segment: int, create: bool = False) -> int:
         buffered = self._segments.fd(BlockKind.PAYLOAD, segment, create=create)
         return self._segments.direct_fd(segment) if self._direct else buffered
 

@@ -18,6 +18,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from page_store_tools import OK, chain, open_store, read, write
 
+from hicache.storage.page_store import transfer
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -44,6 +46,7 @@ def write_until_killed(pipe: IO[bytes], path: str, seed: int, **options: Any) ->
 
 def hang_in_a_write(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
     """Begin to write pages, and stop when the first bytes are on their way."""
+    transfer.HAS_NATIVE_IO = False
     storage = open_store(path, **options)
 
     def hang(*_: object) -> int:

@@ -66,6 +66,7 @@ def failing_after(num_calls: int, call: Callable[..., int], error: int) -> Calla
     return fails_later
 
 
+@pytest.mark.usefixtures("plain_io")
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -103,6 +104,7 @@ def test_a_write_that_fails_half_way_publishes_what_was_whole_and_loses_no_space
     storage.close()
 
 
+@pytest.mark.usefixtures("plain_io")
 def test_pages_before_one_that_could_not_be_written_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_pages_before_one_that_could_not_be_written_are_stored(
     storage.close()
 
 
+@pytest.mark.usefixtures("plain_io")
 def test_a_read_error_is_a_failure_and_keeps_the_page(
     storage: PageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +284,7 @@ class TickingClock:
 
 
 def test_a_deadline_that_passes_within_a_batch_ends_it_between_pages(tmp_path: Path) -> None:
-    page_bytes = 600_000
+    page_bytes = 9_000_000
     storage = open_store(tmp_path, page_bytes=page_bytes)
     storage._clock = TickingClock()
     sources = [PageBuffer.holding(payload_of(key, page_bytes)) for key in KEYS]

@@ -73,6 +73,7 @@ def test_pages_of_one_write_lie_next_to_each_other_on_block_boundaries(
             assert file.read(PAGE_BYTES) == payload_of(page.key)
 
 
+@pytest.mark.usefixtures("plain_io")
 def test_a_batch_is_written_and_read_with_one_call(
     storage: PageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def overwrite_during_read(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[
     monkeypatch.setattr(os, "preadv", first_meanwhile)
 
 
+@pytest.mark.usefixtures("plain_io")
 @pytest.mark.parametrize("stored_again", [False, True])
 def test_a_page_removed_and_written_over_while_it_is_read_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored_again: bool

@@ -99,6 +99,7 @@ def in_pieces(base: int, page_bytes: int) -> list[Page]:
 PLACINGS = [in_a_row, backwards, off_a_boundary, mixed, in_pieces]
 
 
+@pytest.mark.usefixtures("either_io")
 @pytest.mark.parametrize("direct_io", [False, True])
 @pytest.mark.parametrize("registered", [False, True])
 @pytest.mark.parametrize("segment_bytes", [16 << 30, 5 * BLOCK_BYTES])
@@ -131,6 +132,7 @@ def test_whatever_is_written_from_wherever_is_read_to_wherever(
         storage.close()
 
 
+@pytest.mark.usefixtures("either_io")
 @pytest.mark.parametrize("placing", PLACINGS)
 @pytest.mark.parametrize("page_bytes", [16_384, 131_072, 1_200_000])
 def test_pages_before_one_that_is_damaged_are_read(
@@ -150,6 +152,7 @@ def test_pages_before_one_that_is_damaged_are_read(
         storage.close()
 
 
+@pytest.mark.usefixtures("plain_io")
 @pytest.mark.parametrize("placing", PLACINGS)
 @pytest.mark.parametrize("page_bytes", [16_384, 131_072])
 def test_an_error_of_the_disk_costs_the_pages_from_there_on(
@@ -201,17 +204,19 @@ def refusing_to_move(call: Callable[..., int]) -> Callable[..., int]:
     return refuses
 
 
+@pytest.mark.usefixtures("plain_io")
 @pytest.mark.parametrize("call", ["open", "pwritev", "preadv"])
 def test_where_direct_io_is_refused_it_is_buffered_and_that_is_noted(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     storage = open_store(fast_path, page_bytes=16_384, direct_io=True)
     refusing = refusing_to_open if call == "open" else refusing_to_move
-    monkeypatch.setattr(os, call, refusing(getattr(os, call)))
-    for name in range(3):
-        keys = chain(name, 5)
-        assert write(storage, keys, page_bytes=16_384) == [OK] * 5
-        assert read(storage, keys, page_bytes=16_384) == [OK] * 5
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refusing(getattr(os, call)))
+        for name in range(3):
+            keys = chain(name, 5)
+            assert write(storage, keys, page_bytes=16_384) == [OK] * 5
+            assert read(storage, keys, page_bytes=16_384) == [OK] * 5
     assert caplog.text.count("refuses direct I/O") == 1
     with storage._access.use() as access:
         assert access.transfer.num_direct_refusals == 1
@@ -226,6 +231,7 @@ def storage(fast_path: Path) -> Iterator[PageStore]:
     storage.close()
 
 
+@pytest.mark.usefixtures("either_io")
 def test_a_directory_of_segments_that_was_deleted_is_made_again(
     storage: PageStore, fast_path: Path
 ) -> None:

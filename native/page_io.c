@@ -1,0 +1,284 @@
+/* Reads, writes and checksums of pages, each in one call that does not hold the interpreter's lock.
+ *
+ * A page is a tuple of (address, length) pieces of host memory; pages of a call follow each other on
+ * the disk, with `gap_bytes` between one and the next. Where they lie is a sequence of (descriptor,
+ * offset, length) places, filled one after the other. Checksums are XXH3-128 over the pieces of each
+ * page, as `xxhash.xxh3_128_digest` gives them: they are computed by the library of that package.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "page_stream.h"
+
+#include <errno.h>
+
+/* -- from Python's objects ------------------------------------------------------------------ */
+
+static bool as_size(PyObject *object, size_t *value)
+{
+    *value = PyLong_AsSize_t(object);
+    return !(*value == (size_t)-1 && PyErr_Occurred());
+}
+
+/* Whether an object is a tuple of that length; false with an error set. */
+static bool check_tuple(PyObject *object, Py_ssize_t length, const char *what)
+{
+    if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == length)
+        return true;
+    PyErr_Format(PyExc_TypeError, "expected %s, got %R", what, object);
+    return false;
+}
+
+static bool read_piece(PyObject *piece, Segment *segment)
+{
+    size_t address;
+    if (!check_tuple(piece, 2, "a piece as (address, number of bytes)") ||
+        !as_size(PyTuple_GET_ITEM(piece, 0), &address) ||
+        !as_size(PyTuple_GET_ITEM(piece, 1), &segment->num_bytes))
+        return false;
+    if (!address || !segment->num_bytes) {
+        PyErr_SetString(PyExc_ValueError, "a piece needs an address and at least one byte");
+        return false;
+    }
+    segment->base = (char *)address;
+    return true;
+}
+
+static bool read_page(PyObject *page, Segment *segments, Py_ssize_t num_pieces)
+{
+    for (Py_ssize_t piece = 0; piece < num_pieces; piece++) {
+        Segment *segment = &segments[piece];
+        if (!read_piece(PyTuple_GET_ITEM(page, piece), segment))
+            return false;
+        segment->begins_page = piece == 0;
+        segment->ends_page = piece == num_pieces - 1;
+        segment->is_gap = false;
+    }
+    return true;
+}
+
+static Py_ssize_t count_pieces(PyObject *page)
+{
+    if (PyTuple_Check(page) && PyTuple_GET_SIZE(page))
+        return PyTuple_GET_SIZE(page);
+    PyErr_Format(PyExc_TypeError, "expected a page as a tuple of pieces, got %R", page);
+    return -1;
+}
+
+/* Fill `stream` with pages[first : first + num_pages]; false with an error set. */
+static bool read_pages_into(Stream *stream, PyObject *pages, Py_ssize_t first, Py_ssize_t num_pages,
+                            size_t gap_bytes, bool writes)
+{
+    PyObject *sequence = PySequence_Fast(pages, "pages must be a sequence");
+    if (!sequence)
+        return false;
+    bool done = false;
+    Py_ssize_t length = PySequence_Fast_GET_SIZE(sequence), total = 0;
+    if (first < 0 || num_pages < 0 || num_pages > length - first || gap_bytes > MAX_GAP_BYTES) {
+        PyErr_Format(PyExc_ValueError, "no pages %zd to %zd of %zd with gaps of %zu bytes", first,
+                     first + num_pages, length, gap_bytes);
+        goto out;
+    }
+    PyObject **items = PySequence_Fast_ITEMS(sequence) + first;
+    for (Py_ssize_t page = 0; page < num_pages; page++) {
+        Py_ssize_t num_pieces = count_pieces(items[page]);
+        if (num_pieces < 0)
+            goto out;
+        total += num_pieces + 1;
+    }
+    stream->segments = PyMem_New(Segment, (size_t)(total ? total : 1));
+    if (!stream->segments) {
+        PyErr_NoMemory();
+        goto out;
+    }
+    Segment *segment = stream->segments;
+    for (Py_ssize_t page = 0; page < num_pages; page++) {
+        Py_ssize_t num_pieces = PyTuple_GET_SIZE(items[page]);
+        if (!read_page(items[page], segment, num_pieces))
+            goto out;
+        segment += num_pieces;
+        if (gap_bytes && page < num_pages - 1)
+            *segment++ = (Segment){.base = writes ? (char *)zeros : scrap,
+                                   .num_bytes = gap_bytes,
+                                   .is_gap = true};
+    }
+    stream->num_segments = segment - stream->segments;
+    done = true;
+out:
+    Py_DECREF(sequence);
+    return done;
+}
+
+static Place *read_places(PyObject *places, Py_ssize_t *num_places)
+{
+    PyObject *sequence = PySequence_Fast(places, "places must be a sequence");
+    if (!sequence)
+        return NULL;
+    *num_places = PySequence_Fast_GET_SIZE(sequence);
+    Place *found = PyMem_New(Place, (size_t)(*num_places ? *num_places : 1));
+    if (!found)
+        PyErr_NoMemory();
+    for (Py_ssize_t index = 0; found && index < *num_places; index++) {
+        PyObject *item = PySequence_Fast_GET_ITEM(sequence, index);
+        size_t offset = 0;
+        bool good = check_tuple(item, 3, "a place as (descriptor, offset, number of bytes)") &&
+                    as_size(PyTuple_GET_ITEM(item, 1), &offset) &&
+                    as_size(PyTuple_GET_ITEM(item, 2), &found[index].num_bytes);
+        found[index].fd = good ? PyLong_AsLong(PyTuple_GET_ITEM(item, 0)) : -1;
+        found[index].offset = (off_t)offset;
+        if (!good || PyErr_Occurred()) {
+            PyMem_Free(found);
+            found = NULL;
+        }
+    }
+    Py_DECREF(sequence);
+    return found;
+}
+
+/* -- the functions -------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject *places; /* NULL: nothing is moved */
+    PyObject *pages;
+    Py_ssize_t first;
+    Py_ssize_t num_pages;
+    Py_ssize_t gap_bytes;
+    Py_ssize_t chunk_bytes;
+    bool writes;
+    bool hashes;
+} Call;
+
+/* Do the work of a call without the interpreter's lock; return an error number. */
+static int work(const Call *call, Stream *stream, Place *places, Py_ssize_t num_places)
+{
+    int error = 0;
+    Py_BEGIN_ALLOW_THREADS
+    if (call->places) {
+        error = move_stream(stream, places, num_places, (size_t)call->chunk_bytes, call->writes);
+    } else {
+        error = hash_stream(stream);
+    }
+    end_stream(stream);
+    Py_END_ALLOW_THREADS
+    bool places_too_small = call->writes && stream->segment < stream->num_segments;
+    return !error && places_too_small ? EINVAL : error;
+}
+
+/* Return the checksums of the pages that are done or, if nobody wants them, how many there are. */
+static PyObject *process(const Call *call)
+{
+    Stream stream = {0};
+    Place *places = NULL;
+    Py_ssize_t num_places = 0;
+    PyObject *digests = NULL, *result = NULL;
+    if (call->gap_bytes < 0 || call->chunk_bytes < 1)
+        return PyErr_Format(PyExc_ValueError, "gap_bytes or chunk_bytes is too small");
+    if (!read_pages_into(&stream, call->pages, call->first, call->num_pages,
+                         (size_t)call->gap_bytes, call->writes))
+        goto out;
+    if (call->places && !(places = read_places(call->places, &num_places)))
+        goto out;
+    Py_ssize_t digests_bytes = call->num_pages * DIGEST_BYTES;
+    if (call->hashes && !(digests = PyBytes_FromStringAndSize(NULL, digests_bytes)))
+        goto out;
+    stream.digests = digests ? PyBytes_AS_STRING(digests) : NULL;
+    int error = work(call, &stream, places, num_places);
+    if (error) {
+        errno = error;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else if (digests) {
+        if (_PyBytes_Resize(&digests, stream.num_done * DIGEST_BYTES) == 0)
+            result = Py_NewRef(digests);
+    } else {
+        result = PyLong_FromSsize_t(stream.num_done);
+    }
+out:
+    Py_XDECREF(digests);
+    PyMem_Free(stream.segments);
+    PyMem_Free(places);
+    return result;
+}
+
+static PyObject *move_pages(PyObject *arguments, bool writes, bool hashes)
+{
+    Call call = {.writes = writes, .hashes = hashes};
+    if (!PyArg_ParseTuple(arguments, "OOnnnn", &call.places, &call.pages, &call.first,
+                          &call.num_pages, &call.gap_bytes, &call.chunk_bytes))
+        return NULL;
+    return process(&call);
+}
+
+static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    return move_pages(arguments, false, true);
+}
+
+static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    return move_pages(arguments, true, true);
+}
+
+static PyObject *read_unchecked(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    return move_pages(arguments, false, false);
+}
+
+static PyObject *write_unchecked(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    return move_pages(arguments, true, false);
+}
+
+static PyObject *checksums(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Call call = {.chunk_bytes = 1, .hashes = true};
+    if (!PyArg_ParseTuple(arguments, "Onn", &call.pages, &call.first, &call.num_pages))
+        return NULL;
+    return process(&call);
+}
+
+/* -- the module ----------------------------------------------------------------------------- */
+
+static bool bind_to_xxhash(void)
+{
+    PyObject *module = PyImport_ImportModule("xxhash._xxhash");
+    PyObject *file = module ? PyObject_GetAttrString(module, "__file__") : NULL;
+    const char *path = file ? PyUnicode_AsUTF8(file) : NULL;
+    bool bound = path && bind_checksum(path);
+    if (!bound && !PyErr_Occurred())
+        PyErr_Format(PyExc_ImportError, "%s does not offer the functions of XXH3", path);
+    Py_XDECREF(file);
+    Py_XDECREF(module);
+    return bound;
+}
+
+static PyMethodDef functions[] = {
+    {"read_pages", read_pages, METH_VARARGS,
+     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> bytes\n\n"
+     "Return the checksums of the leading pages that were read as a whole."},
+    {"write_pages", write_pages, METH_VARARGS,
+     "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> bytes\n\n"
+     "Return the checksums of the pages, all of which are written."},
+    {"read_unchecked", read_unchecked, METH_VARARGS,
+     "read_unchecked(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> int\n\n"
+     "Return how many leading pages were read as a whole."},
+    {"write_unchecked", write_unchecked, METH_VARARGS,
+     "write_unchecked(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> int\n\n"
+     "Return how many pages were written, which is all of them."},
+    {"checksums", checksums, METH_VARARGS,
+     "checksums(pages, first, num_pages) -> bytes\n\nReturn the checksums of pages in memory."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "hicache.storage._page_io",
+    .m_doc = "Reads, writes and checksums of pages, without the interpreter's lock.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__page_io(void)
+{
+    return bind_to_xxhash() ? PyModule_Create(&definition) : NULL;
+}

@@ -1,0 +1,185 @@
+"""The native module against Python's own files and checksums."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+import xxhash
+
+from hicache.storage.page_store.native_transfer import HAS_NATIVE_IO
+
+if HAS_NATIVE_IO:
+    from hicache.storage import _page_io
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+needs_native = pytest.mark.skipif(not HAS_NATIVE_IO, reason="the native module was not built")
+
+LENGTHS = [1, 7, 300, 4096, 65_536, 200_000]
+Pages = list[tuple[tuple[int, int], ...]]
+
+
+class Sample(NamedTuple):
+    """Pages in memory, of one piece or more, with gaps between them on the disk."""
+
+    memory: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    pages: Pages
+    gap_bytes: int
+
+    def payloads(self) -> list[bytes]:
+        base = self.memory.ctypes.data
+        return [
+            b"".join(bytes(self.memory[at - base : at - base + length]) for at, length in page)
+            for page in self.pages
+        ]
+
+    def checksums(self) -> bytes:
+        return b"".join(map(xxhash.xxh3_128_digest, self.payloads()))
+
+
+def draw(rng: random.Random) -> Sample:
+    num_pages, num_pieces = rng.randrange(1, 20), rng.randrange(1, 4)
+    memory = np.frombuffer(bytearray(rng.randbytes(12 << 20)), dtype=np.uint8)
+    pages: Pages = []
+    at = memory.ctypes.data
+    for _ in range(num_pages):
+        page = []
+        for _ in range(num_pieces):
+            at += rng.choice([0, 0, 13])
+            length = rng.choice(LENGTHS)
+            page.append((at, length))
+            at += length
+        pages.append(tuple(page))
+    return Sample(memory, pages, rng.choice([0, 0, 100, 4095]))
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+@needs_native
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_written_from_pages_is_read_into_others_with_the_checksums_of_both(
+    fd: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    sample = draw(rng)
+    num_pages, gap = len(sample.pages), sample.gap_bytes
+    payloads, checksums = sample.payloads(), sample.checksums()
+    on_disk = bytes(gap).join(payloads)
+    cut = rng.randrange(len(on_disk) + 1)
+    places = [(fd, 5000, cut), (fd, 50 << 20, len(on_disk) - cut)]
+    chunk = rng.choice([1000, 65_536, 1 << 20])
+    assert _page_io.checksums(sample.pages, 0, num_pages) == checksums
+    assert _page_io.write_pages(places, sample.pages, 0, num_pages, gap, chunk) == checksums
+    assert os.pread(fd, cut, 5000) + os.pread(fd, len(on_disk) - cut, 50 << 20) == on_disk
+    first = rng.randrange(num_pages)
+    assert _page_io.checksums(sample.pages, first, 1) == xxhash.xxh3_128_digest(payloads[first])
+    for unchecked in (False, True):
+        sample.memory[:] = 0
+        arguments = (places, sample.pages, 0, num_pages, gap, chunk)
+        if unchecked:
+            assert _page_io.read_unchecked(*arguments) == num_pages
+        else:
+            assert _page_io.read_pages(*arguments) == checksums
+        assert sample.payloads() == payloads
+    assert _page_io.write_unchecked(places, sample.pages, 0, num_pages, gap, chunk) == num_pages
+
+
+@needs_native
+@pytest.mark.parametrize("seed", range(12))
+def test_at_the_end_of_a_file_the_pages_before_it_are_read(fd: int, seed: int) -> None:
+    rng = random.Random(seed)
+    sample = draw(rng)
+    payloads = sample.payloads()
+    on_disk = bytes(sample.gap_bytes).join(payloads)
+    left = rng.randrange(len(on_disk))
+    os.pwrite(fd, on_disk[:left], 0)
+    ends = np.cumsum([len(payload) + sample.gap_bytes for payload in payloads]) - sample.gap_bytes
+    whole = int(np.searchsorted(ends, left, side="right"))
+    arguments = ([(fd, 0, len(on_disk))], sample.pages, 0, len(payloads), sample.gap_bytes, 65_536)
+    assert _page_io.read_pages(*arguments) == sample.checksums()[: 16 * whole]
+    assert sample.payloads()[:whole] == payloads[:whole]
+    assert _page_io.read_unchecked(*arguments) == whole
+
+
+@needs_native
+def test_errors_of_the_kernel_are_raised(fd: int, tmp_path: Path) -> None:
+    page = PAGE
+    read_only = os.open(tmp_path / "file", os.O_RDONLY)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _page_io.write_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100)
+    os.close(read_only)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100)
+    with pytest.raises(OSError, match="Invalid argument"):
+        _page_io.write_pages([(fd, 0, 99)], [page], 0, 1, 0, 100)
+
+
+MEMORY = np.zeros(100, dtype=np.uint8)
+PAGE = ((MEMORY.ctypes.data, 100),)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("pages", "first", "num_pages", "error"),
+    [
+        ([PAGE], 0, 2, ValueError),
+        ([PAGE], 1, 1, ValueError),
+        ([PAGE], -1, 1, ValueError),
+        ([PAGE], 0, -1, ValueError),
+        ([()], 0, 1, TypeError),
+        ([[PAGE[0]]], 0, 1, TypeError),
+        ([((1, 2, 3),)], 0, 1, TypeError),
+        ([(("a", 2),)], 0, 1, TypeError),
+        ([((0, 2),)], 0, 1, ValueError),
+        ([((1, 0),)], 0, 1, ValueError),
+        ([((1, -1),)], 0, 1, OverflowError),
+        (7, 0, 1, TypeError),
+    ],
+)
+def test_what_cannot_be_pages_is_refused(
+    pages: Pages, first: int, num_pages: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _page_io.checksums(pages, first, num_pages)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("places", "gap_bytes", "chunk_bytes", "error"),
+    [
+        ([(0, 0)], 0, 1, TypeError),
+        ([("a", 0, 1)], 0, 1, TypeError),
+        ([(0, -1, 1)], 0, 1, OverflowError),
+        (7, 0, 1, TypeError),
+        ([], -1, 1, ValueError),
+        ([], 5000, 1, ValueError),
+        ([], 0, 0, ValueError),
+    ],
+)
+def test_what_cannot_be_places_is_refused(
+    places: list[tuple[int, int, int]], gap_bytes: int, chunk_bytes: int, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        _page_io.read_pages(places, [PAGE], 0, 1, gap_bytes, chunk_bytes)
+
+
+@needs_native
+def test_no_pages_are_no_checksums() -> None:
+    assert _page_io.checksums([], 0, 0) == b""
+    assert _page_io.read_pages([], [], 0, 0, 0, 1) == b""
+
+
+def test_where_there_is_a_compiler_the_native_module_was_built() -> None:
+    assert HAS_NATIVE_IO or shutil.which("cc") is None
