@@ -68,8 +68,8 @@ class PageAllocator:
         bottom = self._num_available - count
         if bottom < 0:
             return None
-        pages = self._stack[bottom : self._num_available].copy()
-        pages.sort()
+        # Of one group they ascend in the order in which they are taken.
+        pages = _ascending(self._stack[bottom : self._num_available][::-1])
         self._is_free[pages] = False
         self._num_available = bottom
         return pages
@@ -81,8 +81,7 @@ class PageAllocator:
             OwnershipError: some are free already, named twice, or no pages of this pool. Nothing
                 has changed then.
         """
-        ascending = pages.copy()
-        ascending.sort()
+        ascending = _ascending(pages)
         if not self._are_given_out(ascending):
             raise OwnershipError(self._explain(pages))
         top = self._num_available + len(ascending)
@@ -129,6 +128,18 @@ class PageAllocator:
         }
         found = "; ".join(f"{_name(bad)} {fault}" for fault, bad in faults.items() if len(bad))
         return f"cannot free {found}. Nothing was freed; give back each page once, by its owner"
+
+
+def _ascending(pages: IntArray) -> IntArray:
+    """Return a sorted copy.
+
+    NumPy gives up the interpreter's lock to sort, and it can take milliseconds to have it again
+    where other threads are busy: so only what is out of order is sorted.
+    """
+    ascending = pages.copy()
+    if np.count_nonzero(ascending[1:] < ascending[:-1]):
+        ascending.sort()
+    return ascending
 
 
 def _name(pages: IntArray) -> str:
