@@ -14,7 +14,7 @@ from hicache.types import PageHash, PageOutcome
 if TYPE_CHECKING:
     from hicache.storage.base import Page
 
-__all__ = ["MemoryStorage", "PageStore", "StoredPage"]
+__all__ = ["MemoryPages", "MemoryStorage", "StoredPage"]
 
 
 class StoredPage(NamedTuple):
@@ -24,7 +24,7 @@ class StoredPage(NamedTuple):
     checksum: bytes
 
 
-class PageStore:
+class MemoryPages:
     """Pages of any number of namespaces; outlives the `MemoryStorage` instances that share it.
 
     Thread-safe: one lock guards the pages and their total size, held for a look-up or a change and
@@ -82,7 +82,7 @@ class PageStore:
 
 
 class MemoryStorage(PagewiseStorage):
-    """Keeps pages in a `PageStore`: for tests, demonstrations and one-process use.
+    """Keeps pages in a `MemoryPages`: for tests, demonstrations and one-process use.
 
     Bytes are copied in and out while holding the interpreter lock. Options in `extra_config`:
 
@@ -90,7 +90,7 @@ class MemoryStorage(PagewiseStorage):
       `NO_SPACE`. No page is ever evicted. Without it there is no bound.
     """
 
-    def __init__(self, config: HiCacheStorageConfig, *, store: PageStore | None = None) -> None:
+    def __init__(self, config: HiCacheStorageConfig, *, store: MemoryPages | None = None) -> None:
         """Build on `store`, or on a new one.
 
         Raises:
@@ -105,7 +105,7 @@ class MemoryStorage(PagewiseStorage):
                 f"{config.page_bytes} bytes; give more, or leave it out for no bound"
             )
         self._namespace_digest = config.namespace.digest
-        self._store = PageStore() if store is None else store
+        self._store = MemoryPages() if store is None else store
 
     @property
     def capabilities(self) -> StorageCapabilities:
