@@ -111,13 +111,12 @@ class Catalogue:
         self._unfile(group_id, state)
         prefix = page_name(state.namespace_id)
         left = state._replace(stored=state.stored & ~gone)
-        parents: list[bytes] = []
         for position in _positions(gone):
             self._txn.delete(prefix + group.key(position), db=self._dbs.pages)
-            if left.is_stored(position + 1):
-                self._count_children(prefix + group.key(position), 1)
-            if not state.is_stored(position - 1):
-                parents.append(group.parent_of(position))
+        for position in _positions(gone & left.stored >> 1):
+            self._count_children(prefix + group.key(position), 1)
+        first_ones = gone & ~(state.stored << 1)
+        parents = [group.parent_of(position) for position in _positions(first_ones)]
         num_gone = state.num_stored - left.num_stored
         self.add_to(pages_counter(state.namespace_id), -num_gone)
         headers: list[Extent] = []
@@ -129,7 +128,10 @@ class Catalogue:
             headers.append(group.header_extent)
         for parent_key in parents:
             self._drop_child(state.namespace_id, parent_key, state.last_use)
-        extents = [e for position in _positions(gone) for e in group.layout.extents_of(position, 1)]
+        if num_gone == group.num_pages:
+            return Freed(num_gone, merge(group.extents), headers)
+        layout = group.layout
+        extents = [one for position in _positions(gone) for one in layout.extents_of(position, 1)]
         return Freed(num_gone, merge(extents), headers)
 
     def remove_page(self, name: bytes, entry: PageEntry) -> Freed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.storage.page_store.blocks import BlockKind
+from hicache.storage.page_store.blocks import BlockKind, Extent, merge
 from hicache.storage.page_store.catalogue import ALL_POSITIONS, Catalogue, Freed
 from hicache.storage.page_store.limits import changes_per_commit
 from hicache.storage.page_store.records import PageEntry, page_name
@@ -12,7 +12,6 @@ from hicache.storage.page_store.refill import release
 from hicache.storage.page_store.space import free_map
 
 if TYPE_CHECKING:
-    from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.index import WriteTransaction
     from hicache.storage.page_store.open_store import OpenStore
 
@@ -64,9 +63,8 @@ def _clear_some(
     store: OpenStore, write: WriteTransaction, prefix: bytes, start: bytes | None, max_pages: int
 ) -> tuple[bytes | None, Freed]:
     """Remove groups from the page `start` on; return where to go on, if there is more."""
-    catalogue, space = Catalogue(write), store.parts.space(write)
-    num_removed = 0
-    headers: list[Extent] = []
+    catalogue = Catalogue(write)
+    num_removed, payload, headers = 0, list[Extent](), list[Extent]()
     while start is not None and num_removed < max_pages:
         with write.txn.cursor(write.dbs.pages) as cursor:
             if not cursor.set_range(start) or not cursor.key().startswith(prefix):
@@ -77,9 +75,10 @@ def _clear_some(
             freed = catalogue.remove(entry.group_id, ALL_POSITIONS)
         else:
             freed = catalogue.remove_page(start, entry)
-        release(space, freed)
         num_removed += freed.num_pages
+        payload += freed.payload
         headers += freed.headers
+    release(store.parts.space(write), Freed(num_removed, merge(payload), merge(headers)))
     return start, Freed(num_removed, [], headers)
 
 
