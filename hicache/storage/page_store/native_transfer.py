@@ -16,7 +16,7 @@ else:
     HAS_NATIVE_IO = True
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from hicache.storage.base import Page
@@ -51,10 +51,22 @@ class NativeTransfer:
         self._fd_of = fd_of
         self._checkers = direct_with
 
-    def pages_per_call(self, layout: PageLayout) -> int:
-        """Return how many pages to move with a call."""
-        num_bytes = _CALL_BYTES if self._checkers is None else _DIRECT_CHUNK_BYTES
-        return max(1, num_bytes // layout.stride_bytes)
+    def cut(
+        self, layout: PageLayout, num_pages: int, *, reads: bool = False
+    ) -> Iterator[tuple[int, int]]:
+        """Yield, for one call after the other, which page is its first and how many it moves.
+
+        Of reads with direct I/O the last are short: the disk idles during their checksums.
+        """
+        call_bytes = _CALL_BYTES if self._checkers is None else _DIRECT_CHUNK_BYTES
+        most = max(1, call_bytes // layout.stride_bytes)
+        least = -(-most // 4) if reads and self._checkers is not None else most
+        first = 0
+        while first < num_pages:
+            left = num_pages - first
+            count = min(left, most, max(least, left // 2))
+            yield first, count
+            first += count
 
     def begin_read(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int

@@ -73,15 +73,12 @@ def _read_natively(
     """
     if native is None:
         return 0
-    num_pages = span.num_pages
-    step = native.pages_per_call(span.layout)
-    # What checks the pages of each step; the disk need not wait for the checksums.
+    # What checks the pages of each call; the disk need not wait for the checksums.
     found: list[Callable[[], bytes]] = []
     with contextlib.suppress(OSError):
-        for first in range(0, num_pages, step):
+        for first, count in native.cut(span.layout, span.num_pages, reads=True):
             if expired():
                 break
-            count = min(step, num_pages - first)
             start = span.start + first
             checksums = native.begin_read(span.layout, first, memory.pages, start, count)
             if checksums is None:

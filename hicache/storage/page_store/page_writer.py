@@ -207,13 +207,11 @@ class BatchWriter:
 
     def _write_payloads(self, index: int, group: Group) -> tuple[bytes, PageOutcome]:
         """Write pages until one cannot be; return their checksums and what the matter is."""
-        batch, num_pages = self._batch, group.num_pages
-        step = self._transfer.pages_per_call(group.layout)
+        batch = self._batch
         checksums = b""
-        for done in range(0, num_pages, step):
+        for done, count in self._transfer.cut(group.layout, group.num_pages):
             if done and batch.expired():
                 return checksums, PageOutcome.TIMEOUT
-            count = min(step, num_pages - done)
             try:
                 checksums += self._transfer.write(
                     group.layout, done, batch.memory, index + done, count

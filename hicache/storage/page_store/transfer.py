@@ -62,11 +62,15 @@ class PageTransfer:
         # The ends of a list are thread-safe.
         self._spare_buffers: list[mmap.mmap] = []
 
-    def pages_per_call(self, layout: PageLayout) -> int:
-        """Return how many pages to write with a call; a deadline is not looked at within one."""
+    def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
+        """Yield, for one write after the other, which page is its first and how many it moves.
+
+        A deadline is not looked at within one.
+        """
         if self.native is not None:
-            return self.native.pages_per_call(layout)
-        return self.pages_per_chunk(layout)
+            return self.native.cut(layout, num_pages)
+        step = self.pages_per_chunk(layout)
+        return ((first, min(step, num_pages - first)) for first in range(0, num_pages, step))
 
     def pages_per_chunk(self, layout: PageLayout) -> int:
         """Return how many pages to read with a call: the checksum then finds them in a cache."""
