@@ -22,7 +22,7 @@ from hicache.errors import CapacityError, ConfigError
 from hicache.hiradix_cache import create_hiradix_cache
 from hicache.pools import DeviceKVPool, PageAllocator, host_pool_pages
 from hicache.radix import CopyKind, RadixKey, RadixTree
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Gate
 from hicache.types import PrefetchPolicy
 
@@ -247,7 +247,7 @@ def test_the_cost_of_an_eviction_does_not_grow_with_the_number_of_nodes(
 class HeldStorage(MemoryStorage):
     """Holds every read but that of one page."""
 
-    def __init__(self, config: HiCacheStorageConfig, store: PageStore, gate: Gate) -> None:
+    def __init__(self, config: HiCacheStorageConfig, store: MemoryPages, gate: Gate) -> None:
         super().__init__(config, store=store)
         self._gate = gate
         self.free: PageHash | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hicache.storage import HiCacheStorage, StorageBackendFactory, StorageCapabilities
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.storage_contract import StorageContract
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class PluginStorage(HiCacheStorage):
     """A plugin with the methods that the contract requires and no others."""
 
-    store = PageStore()
+    store = MemoryPages()
 
     def __init__(self, config: HiCacheStorageConfig) -> None:
         self._inner = MemoryStorage(config, store=PluginStorage.store)
@@ -66,7 +66,7 @@ class TestPluginStorage(StorageContract):
 
     @pytest.fixture(autouse=True)
     def _start_empty(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(PluginStorage, "store", PageStore())
+        monkeypatch.setattr(PluginStorage, "store", MemoryPages())
 
     def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
         named = {

@@ -21,7 +21,7 @@ from hicache.config.section import options_of
 from hicache.layout import HostLayout
 from hicache.radix import CopyKind, RadixKey
 from hicache.storage import StorageBackendFactory
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.types import IoBackend, PageOutcome, PrefetchPolicy, WritePolicy
 
@@ -173,7 +173,7 @@ def test_expiry_and_termination_always_end_the_wait(
 class LyingStorage(MemoryStorage):
     """Says that it has every page; while `lies` each read takes a second and brings nothing."""
 
-    def __init__(self, config: HiCacheStorageConfig, store: PageStore) -> None:
+    def __init__(self, config: HiCacheStorageConfig, store: MemoryPages) -> None:
         super().__init__(config, store=store)
         self.lies = True
         self.num_begun = self.num_ended = 0
@@ -208,7 +208,7 @@ def test_a_stale_presence_does_not_cost_every_request_a_timeout(
     storages: list[LyingStorage] = []
 
     def create(config: HiCacheStorageConfig) -> LyingStorage:
-        storages.append(LyingStorage(config, PageStore()))
+        storages.append(LyingStorage(config, MemoryPages()))
         return storages[-1]
 
     config = config_for(

@@ -16,7 +16,7 @@ from scripted_parts import InjectedFactory, faulty_storage
 from hicache.controller import AttachmentState
 from hicache.errors import ConfigError, StorageError
 from hicache.server import AdminKey
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Fault, Verb
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_no_secret_is_said_whatever_a_backend_says(
 
 
 def test_a_store_that_fails_turns_the_health_degraded_and_serving_goes_on() -> None:
-    create = faulty_storage(PageStore(), faults={Verb.SET: [Fault.RAISE] * 99})
+    create = faulty_storage(MemoryPages(), faults={Verb.SET: [Fault.RAISE] * 99})
     with HttpRig(factory=InjectedFactory(create)) as rig:
         rig.call("PUT", STORAGE, {"hicache_storage_backend": "injected"})
         assert rig.run(1).output_ids

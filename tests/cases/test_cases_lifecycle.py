@@ -14,7 +14,7 @@ from test_two_ranks import Rank, run_both
 from hicache.hashing import hash_pages
 from hicache.hiradix_cache import LoadStatus
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.types import PrefetchPolicy, WritePolicy
 
@@ -62,7 +62,7 @@ def test_a_flush_and_a_close_leave_whole_prefixes_in_storage(
     policy: WritePolicy, host_pages: int
 ) -> None:
     """C109: some tails were evicted, the head never; also with a host below the device."""
-    store = PageStore()
+    store = MemoryPages()
     config = config_for(host_pages, write_policy=policy, write_watermark=0, storage=injected())
     with Rig(config, device_pages=7, create_storage=memory_storage(store)) as rig:
         for key in PROMPTS[:2]:
@@ -83,7 +83,7 @@ def test_a_flush_and_a_close_leave_whole_prefixes_in_storage(
 
 def test_without_a_flush_every_tail_in_storage_has_its_head_there() -> None:
     """C109: a close alone leaves no page that costs space and can never be hit."""
-    store = PageStore()
+    store = MemoryPages()
     config = config_for(write_policy=WRITE_BACK, storage=injected())
     with Rig(config, device_pages=7, create_storage=memory_storage(store)) as rig:
         for key in PROMPTS:
@@ -103,7 +103,7 @@ def test_a_flush_ends_when_storage_takes_nothing_or_does_not_answer() -> None:
     """C109: it says how much is left."""
     gate = Gate()
     create = faulty_storage(
-        PageStore(), faults={Verb.SET: [Fault.RAISE] * 2}, gates={Verb.SET: gate}
+        MemoryPages(), faults={Verb.SET: [Fault.RAISE] * 2}, gates={Verb.SET: gate}
     )
     config = config_for(write_policy=WRITE_BACK, storage=injected())
     with Rig(config, create_storage=create) as rig:
@@ -125,8 +125,8 @@ def test_a_flush_takes_as_many_steps_on_every_rank() -> None:
         return [rank.rig.cache.flush() for _ in range(2)]
 
     create = [
-        faulty_storage(PageStore()),
-        faulty_storage(PageStore(), faults={Verb.SET: [Fault.HOLE]}),
+        faulty_storage(MemoryPages()),
+        faulty_storage(MemoryPages(), faults={Verb.SET: [Fault.HOLE]}),
     ]
     assert run_both(script, *create) == [[3, 0], [3, 0]]
 
@@ -142,7 +142,7 @@ def test_without_a_store_a_flush_does_nothing() -> None:
 def test_storage_is_asked_once_and_a_later_question_finds_what_was_on_its_way() -> None:
     """C083: instance 1 is still writing when instance 2 asks."""
     key = PROMPTS[0]
-    store, write = PageStore(), Gate()
+    store, write = MemoryPages(), Gate()
     config = config_for(storage=injected(), prefetch_policy=PrefetchPolicy.WAIT_COMPLETE)
     # Not one `with` inside the other: a rig that ends checks that no thread of any cache is left.
     writer = Rig(config, create_storage=faulty_storage(store, gates={Verb.SET: write}))

@@ -15,7 +15,7 @@ from scripted_parts import injected, memory_storage
 import hicache
 from hicache.hashing import hash_pages, namespace_seed
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 
 TOKENS = [*tokens(1, 2, 3), 99]
 """Three pages and one more token."""
@@ -33,7 +33,7 @@ NAMES: dict[str, dict[str, str]] = {
 def test_prompts_that_differ_in_a_name_alone_share_nothing(mine: str, other: str) -> None:
     """C116: of kP+1 tokens k pages are stored, and k are found again."""
     key, stranger = RadixKey(TOKENS, **NAMES[mine]), RadixKey(TOKENS, **NAMES[other])
-    create = memory_storage(PageStore())
+    create = memory_storage(MemoryPages())
     with Rig(config_for(storage=injected()), create_storage=create) as rig:
         rig.insert(key)
         rig.settle()
@@ -72,7 +72,7 @@ def test_a_tenant_sees_nothing_of_another(same_store: bool) -> None:
     seen = []
     for with_other in (False, True):
         store = store_with(*([RadixKey(TOKENS, cache_salt="a")] if same_store else []))
-        create = memory_storage(store if with_other else PageStore())
+        create = memory_storage(store if with_other else MemoryPages())
         config = config_for(storage=injected())
         with Rig(config, create_storage=create) as rig:
             if with_other and not same_store:

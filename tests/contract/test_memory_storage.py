@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hicache.storage.memory import MemoryStorage, PageStore, StoredPage
+from hicache.storage.memory import MemoryPages, MemoryStorage, StoredPage
 from hicache.testing.storage_contract import DamageContract
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class TestMemoryStorage(DamageContract):
 
     @pytest.fixture(autouse=True)
     def _make_store(self, config: HiCacheStorageConfig) -> None:
-        self.store = PageStore()
+        self.store = MemoryPages()
         self.namespace_digest = config.namespace.digest
 
     def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:

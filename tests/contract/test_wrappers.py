@@ -11,7 +11,7 @@ import pytest
 
 from hicache.storage.circuit_breaker import CircuitBreakerStorage
 from hicache.storage.instrumented import InstrumentedStorage
-from hicache.storage.memory import MemoryStorage, PageStore, StoredPage
+from hicache.storage.memory import MemoryPages, MemoryStorage, StoredPage
 from hicache.storage.retrying import RetryingStorage
 from hicache.storage.split_heads import SplitHeadsStorage
 from hicache.storage.tiered import BackendTier, TieredStorage
@@ -35,7 +35,7 @@ class OverMemory(DamageContract):
 
     @pytest.fixture(autouse=True)
     def _make_stores(self, config: HiCacheStorageConfig) -> None:
-        self.stores = [PageStore() for _ in range(self.num_stores)]
+        self.stores = [MemoryPages() for _ in range(self.num_stores)]
         self.namespace_digest = config.namespace.digest
 
     def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
@@ -54,7 +54,7 @@ class OverMemory(DamageContract):
                 self.namespace_digest, key, StoredPage(payload[:-1], checksum), max_bytes=None
             )
 
-    def _find(self, store: PageStore, key: PageHash) -> StoredPage:
+    def _find(self, store: MemoryPages, key: PageHash) -> StoredPage:
         stored = store.find(self.namespace_digest, key)
         assert stored is not None
         return stored

@@ -18,7 +18,7 @@ from hicache.controller import AttachmentState
 from hicache.errors import HiCacheError, RanksDivergedError, StorageTimeout
 from hicache.hiradix_cache import LoadStatus
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.testing.faulty_storage import Fault, Verb
 from hicache.types import PrefetchPolicy
 
@@ -218,7 +218,7 @@ def diverge(ranks: TorchRankGroup) -> tuple[int, str]:
 
 def attach_and_detach(ranks: TorchRankGroup) -> list[object]:
     """A backend that cannot be had on one rank, other options there, and a call that hangs."""
-    store, barrier = PageStore(), Barrier()
+    store, barrier = MemoryPages(), Barrier()
     create = faulty_storage(store, gates={Verb.SET: barrier} if ranks.rank == 1 else None)
     seen: list[object] = []
     with Rig(config_for(), create_storage=create, ranks=ranks) as rig:

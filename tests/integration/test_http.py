@@ -15,7 +15,7 @@ from scripted_parts import Barrier, InjectedFactory, faulty_storage
 from hicache.controller import AttachmentState
 from hicache.errors import ConfigError
 from hicache.server import AdminKey, HttpServer
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Verb
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def test_clear_says_how_many_pages_it_removed() -> None:
 def test_a_detach_that_meets_a_hung_call_is_accepted_and_completed_by_a_later_one() -> None:
     """C073: requests are served meanwhile, and the health says what is wrong."""
     get = Barrier()
-    factory = InjectedFactory(faulty_storage(PageStore(), gates={Verb.GET: get}))
+    factory = InjectedFactory(faulty_storage(MemoryPages(), gates={Verb.GET: get}))
     with HttpRig(factory=factory) as rig:
         rig.gates.append(get)
         assert attach(rig, INJECTED).status == 200
@@ -293,7 +293,7 @@ def test_a_command_that_takes_longer_than_the_deadline_says_that_it_goes_on() ->
 
     def create(config: Any) -> Any:
         assert opened.wait(GUARD_SECONDS)
-        return faulty_storage(PageStore())(config)
+        return faulty_storage(MemoryPages())(config)
 
     with HttpRig(factory=InjectedFactory(create), deadline_seconds=0.2) as rig:
         pending = rig.send("PUT", STORAGE, INJECTED)

@@ -16,7 +16,7 @@ from hicache.errors import ConfigError
 from hicache.layout import HostLayout, KVGeometry, MlaGeometry, PageGeometry
 from hicache.pools import create_host_pool
 from hicache.storage import StorageBackendFactory
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.types import OperationId, PageHash, PageOutcome
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class SharedMemory(StorageBackendFactory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = PageStore()
+        self.store = MemoryPages()
         self.configs: list[HiCacheStorageConfig] = []
         self.closed: list[int] = []
         self.num_openable = 99

@@ -20,7 +20,7 @@ from hicache.layout import KVGeometry
 from hicache.pools import DeviceKVPool, PageAllocator, create_host_pool
 from hicache.pools.agreed_allocator import AgreedAllocator
 from hicache.ranks import SingleRank
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.testing.faulty_storage import Gate
 from hicache.testing.invariants import check_system
 from hicache.testing.stamped_kv import fill_pages, read_pages, stamp_of, write_stamps
@@ -45,9 +45,9 @@ POISON = -7.0
 _RigT = TypeVar("_RigT", bound="Rig")
 
 
-def store_with(*keys: RadixKey, host_pages: int = 16) -> PageStore:
+def store_with(*keys: RadixKey, host_pages: int = 16) -> MemoryPages:
     """Return a store that holds the full pages of `keys`, stamped."""
-    store = PageStore()
+    store = MemoryPages()
     config = config_for(host_pages, storage=injected())
     with Rig(config, device_pages=16, create_storage=memory_storage(store)) as rig:
         for key in keys:
@@ -127,7 +127,7 @@ class Rig:
         self.pool.register_layer_transfer_counter(self.counter)
         self.tier = StorageTier(
             host_pools=[self.host_pool],
-            factory=InjectedFactory(create_storage or memory_storage(PageStore())),
+            factory=InjectedFactory(create_storage or memory_storage(MemoryPages())),
             clock=self.clock,
         )
         self.mover = LocalMover(

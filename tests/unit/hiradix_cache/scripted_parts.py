@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hicache.config import StorageConfig
 from hicache.storage import StorageBackendFactory
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import FaultyStorage, Gate
 from hicache.transfer import TorchTransferEngine, TransferPlan
 
@@ -84,7 +84,7 @@ class InjectedFactory(StorageBackendFactory):
 
     def __init__(self, create: Callable[[HiCacheStorageConfig], HiCacheStorage]) -> None:
         super().__init__()
-        self.register_backend("file", "hicache.storage.page_store", "PageStore")
+        self.register_backend("file", "hicache.storage.page_store", "MemoryPages")
         self._create = create
 
     def create_backend(self, name: str, config: HiCacheStorageConfig) -> HiCacheStorage:
@@ -93,13 +93,13 @@ class InjectedFactory(StorageBackendFactory):
         return super().create_backend(name, config)
 
 
-def memory_storage(store: PageStore) -> Callable[[HiCacheStorageConfig], HiCacheStorage]:
+def memory_storage(store: MemoryPages) -> Callable[[HiCacheStorageConfig], HiCacheStorage]:
     """Return what makes a backend over `store`, which outlives it."""
     return lambda config: MemoryStorage(config, store=store)
 
 
 def faulty_storage(
-    store: PageStore,
+    store: MemoryPages,
     *,
     faults: Mapping[Verb, Iterable[Fault | None]] | None = None,
     gates: Mapping[Verb, Gate] | None = None,

@@ -14,7 +14,7 @@ from hicache.errors import TransferError
 from hicache.hiradix_cache import LoadStatus
 from hicache.layout import HostLayout
 from hicache.radix import RadixKey
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import FaultyStorage, Verb, seeded_faults
 from hicache.testing.stamped_kv import fill_pages
 from hicache.types import PrefetchPolicy, WritePolicy
@@ -50,7 +50,7 @@ class SystemDriver:
     ) -> None:
         self.rng = rng = random.Random(seed)
         self.faults_rng = rng if faults_seed is None else random.Random(faults_seed)
-        self.store = PageStore()
+        self.store = MemoryPages()
         first_seed = 1000 * (seed if faults_seed is None else faults_seed)
         self.seeds = iter(range(first_seed, first_seed + 1000))
         self.storage = injected(batch_pages=2, num_workers=2, max_inflight_persist_operations=4)

@@ -15,7 +15,7 @@ from hicache.errors import ConfigError, HiCacheError, StorageError
 from hicache.hiradix_cache import create_hiradix_cache
 from hicache.pools import DeviceKVPool, PageAllocator
 from hicache.radix import RadixKey
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.types import WritePolicy
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def test_attach_detach_and_clear_wait_for_no_operation_but_refuse() -> None:
 
 def test_nodes_from_before_the_attach_are_persisted_under_the_keys_of_their_whole_prefix() -> None:
     """C072."""
-    late, early = PageStore(), PageStore()
+    late, early = MemoryPages(), MemoryPages()
     for store, storage in ((late, None), (early, injected())):
         with Rig(config_for(storage=storage), create_storage=memory_storage(store)) as rig:
             rig.insert(LONG.prefix(2 * PAGE))
@@ -181,7 +181,7 @@ def test_nodes_from_before_the_attach_are_persisted_under_the_keys_of_their_whol
 
 
 def test_a_store_attached_after_another_is_filled_anew() -> None:
-    stores = [PageStore(), PageStore()]
+    stores = [MemoryPages(), MemoryPages()]
     left = list(stores)
     with Rig(create_storage=lambda config: MemoryStorage(config, store=left.pop(0))) as rig:
         for _ in range(2):

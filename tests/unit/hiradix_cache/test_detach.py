@@ -12,7 +12,7 @@ from test_two_ranks import Rank, run_both, stores
 from hicache.controller import AttachmentState
 from hicache.errors import HiCacheError, StorageTimeout
 from hicache.radix import RadixKey
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import InjectedFault, Verb
 from hicache.types import PrefetchPolicy
 
@@ -283,5 +283,5 @@ def test_an_attach_that_one_rank_cannot_do_is_undone_on_the_other() -> None:
         rank.step(100)
         return cache.clear_storage_backend()
 
-    create = [faulty_storage(store) for store in (PageStore(), PageStore())]
+    create = [faulty_storage(store) for store in (MemoryPages(), MemoryPages())]
     assert run_both(script, *create) == [4, 4]

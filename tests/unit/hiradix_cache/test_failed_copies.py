@@ -9,7 +9,7 @@ from scripted_parts import injected, memory_storage
 from hicache.errors import TransferError
 from hicache.hiradix_cache import LoadStatus
 from hicache.radix import CopyKind, RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.types import WritePolicy
 
 KEY = RadixKey(tokens(1, 2, 3, 4))
@@ -21,7 +21,7 @@ LAYERS = range(GEOMETRY.num_layers)
 def test_a_write_that_fails_in_one_layer_is_a_miss_and_gives_its_host_pages_back(
     layer: int,
 ) -> None:
-    store = PageStore()
+    store = MemoryPages()
     with Rig(config_for(storage=injected()), create_storage=memory_storage(store)) as rig:
         rig.engine.broken_writes.add(layer)
         rig.insert(KEY)

@@ -12,7 +12,7 @@ from hicache.config import HostPoolConfig, StorageConfig
 from hicache.hiradix_cache import LoadStatus
 from hicache.layout import HostLayout
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ def test_what_was_inserted_comes_back_from_storage_byte_for_byte(
     tmp_path: Path, layout: HostLayout, policy: str, backend: str
 ) -> None:
     """C086, C112: inserted in chunks, found by an instance that knows nothing."""
-    store = PageStore()
+    store = MemoryPages()
     storage = injected()
     if backend == "file":
         storage = StorageConfig(

@@ -10,7 +10,7 @@ from builders import Rig, config_for, tokens
 from scripted_parts import faulty_storage, injected
 
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def rig_with(*faults: Fault | None, endless: Fault | None = None) -> Rig:
     plan: Iterable[Fault | None] = faults
     if endless is not None:
         plan = itertools.chain(faults, itertools.repeat(endless))
-    create = faulty_storage(PageStore(), faults={Verb.SET: plan})
+    create = faulty_storage(MemoryPages(), faults={Verb.SET: plan})
     return Rig(config_for(storage=injected()), create_storage=create)
 
 
@@ -116,7 +116,7 @@ def test_a_reset_and_a_detach_forget_what_was_left_out() -> None:
 
 def test_what_found_the_queue_full_is_persisted_when_there_is_room() -> None:
     gate = Gate()
-    create = faulty_storage(PageStore(), gates={Verb.SET: gate})
+    create = faulty_storage(MemoryPages(), gates={Verb.SET: gate})
     config = config_for(storage=injected(max_inflight_persist_operations=1))
     with Rig(config, create_storage=create) as rig:
         rig.gates.append(gate)

@@ -14,13 +14,13 @@ from hicache.testing.stamped_kv import fill_pages, read_pages
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
-    from hicache.storage.memory import PageStore
+    from hicache.storage.memory import MemoryPages
 
 KEY = RadixKey(tokens(1, 2, 3, 4))
 OTHER = RadixKey(tokens(11, 12, 13, 14))
 
 
-def rig_over(store: PageStore, gates: dict[Verb, Gate], **storage: object) -> Rig:
+def rig_over(store: MemoryPages, gates: dict[Verb, Gate], **storage: object) -> Rig:
     config = config_for(prefetch_policy=PrefetchPolicy.WAIT_COMPLETE, storage=injected(**storage))
     rig = Rig(config, create_storage=faulty_storage(store, gates=gates))
     rig.gates += gates.values()

@@ -12,7 +12,7 @@ from storage_damage import flip
 
 from hicache.config import StorageConfig
 from hicache.radix import CopyKind, RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.storage.page_store import list_pages, verify_pages
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.types import PageOutcome, PrefetchPolicy
@@ -45,7 +45,7 @@ def is_persisted(node: RadixNode) -> bool:
 @pytest.mark.parametrize("fault", BREAKING)
 def test_a_persist_that_fails_is_not_believed_and_the_next_one_works(fault: Fault) -> None:
     """C022."""
-    store = PageStore()
+    store = MemoryPages()
     create = faulty_storage(store, faults={Verb.SET: [fault]})
     with Rig(config_for(storage=injected()), create_storage=create) as rig:
         a = rig.insert(KEY).node
@@ -143,7 +143,7 @@ def test_persists_beyond_the_bound_are_left_out_counted_and_tried_again() -> Non
     """C015."""
     gate = Gate()
     storage = injected(max_inflight_persist_operations=3)
-    create = faulty_storage(PageStore(), gates={Verb.SET: gate})
+    create = faulty_storage(MemoryPages(), gates={Verb.SET: gate})
     keys = [RadixKey(tokens(page)) for page in range(2000)]
     with Rig(config_for(storage=storage), create_storage=create) as rig:
         rig.gates.append(gate)
@@ -163,7 +163,7 @@ def test_persists_beyond_the_bound_are_left_out_counted_and_tried_again() -> Non
 def test_a_persist_keeps_its_host_pages_until_storage_has_let_go() -> None:
     """C045 (b): meanwhile the request ends, and others fill both memories."""
     gate = Gate()
-    store = PageStore()
+    store = MemoryPages()
     create = faulty_storage(store, gates={Verb.SET: gate})
     with Rig(config_for(8, storage=injected()), create_storage=create) as rig:
         rig.gates.append(gate)
@@ -228,7 +228,7 @@ def test_the_late_answer_of_a_query_that_was_given_up_changes_nothing() -> None:
 
 def test_a_persist_that_hangs_holds_up_no_other() -> None:
     gate = GateAt(0)
-    create = faulty_storage(PageStore(), gates={Verb.SET: gate})
+    create = faulty_storage(MemoryPages(), gates={Verb.SET: gate})
     with Rig(config_for(storage=injected(num_workers=1)), create_storage=create) as rig:
         rig.gates.append(gate)
         hung = rig.insert(KEY).node

@@ -9,7 +9,7 @@ from builders import PAGE, Rig, config_for, store_with, tokens
 from scripted_parts import injected, memory_storage
 
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 
 TOKENS = tokens(1, 2, 3)
 KEYS = {
@@ -26,7 +26,7 @@ pairs = pytest.mark.parametrize(("mine", "other"), list(itertools.permutations(K
 @pairs
 def test_no_name_hits_what_another_has_put_into_any_tier(mine: str, other: str) -> None:
     """C115, C117: device, host and storage, one after the other."""
-    create = memory_storage(PageStore())
+    create = memory_storage(MemoryPages())
     with Rig(config_for(storage=injected()), create_storage=create) as rig:
         rig.insert(KEYS[mine])
         rig.settle()

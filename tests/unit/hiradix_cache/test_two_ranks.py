@@ -16,7 +16,7 @@ from hicache.errors import RanksLostError
 from hicache.hiradix_cache import LoadStatus
 from hicache.hiradix_cache.followed_tree import FollowedTree
 from hicache.radix import RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.types import PrefetchPolicy
 
@@ -156,8 +156,8 @@ def run_both(
     return list(answers)
 
 
-def stores(*keys: RadixKey) -> list[PageStore]:
-    return [store_with(*keys) if keys else PageStore() for _ in range(2)]
+def stores(*keys: RadixKey) -> list[MemoryPages]:
+    return [store_with(*keys) if keys else MemoryPages() for _ in range(2)]
 
 
 def test_a_copy_that_is_slower_on_one_rank_is_published_on_both_at_once() -> None:

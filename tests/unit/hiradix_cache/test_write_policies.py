@@ -11,7 +11,7 @@ from hicache.device import create_device
 from hicache.hiradix_cache import EvictOutcome, create_hiradix_cache
 from hicache.pools import DeviceKVPool, PageAllocator
 from hicache.radix import CopyKind, RadixKey
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.testing.faulty_storage import Gate, Verb
 from hicache.testing.stamped_kv import fill_pages
 from hicache.types import WritePolicy
@@ -137,7 +137,7 @@ def test_what_the_host_has_no_room_for_is_dropped_and_counted(policy: WritePolic
     """C127: the host is full, and nothing in it may go because storage still reads it."""
     held, lost = RadixKey(tokens(1, 2, 3)), RadixKey(tokens(4, 5))
     gate = Gate()
-    create = faulty_storage(PageStore(), gates={Verb.SET: gate})
+    create = faulty_storage(MemoryPages(), gates={Verb.SET: gate})
     config = config_for(4, write_policy=policy, storage=injected())
     with Rig(config, create_storage=create) as rig:
         rig.gates.append(gate)
@@ -172,7 +172,7 @@ def test_a_write_makes_room_by_evicting_others_never_its_own_ancestors() -> None
 def test_a_child_is_not_written_where_its_parent_had_no_room() -> None:
     """C084 (b): one host page is free and stays so while storage reads the others."""
     gate = Gate()
-    create = faulty_storage(PageStore(), gates={Verb.SET: gate})
+    create = faulty_storage(MemoryPages(), gates={Verb.SET: gate})
     parent, child = RadixKey(tokens(1, 2)), RadixKey(tokens(1, 2, 3))
     with Rig(config_for(4, storage=injected()), create_storage=create) as rig:
         rig.gates.append(gate)
@@ -193,7 +193,7 @@ def test_a_child_is_not_written_where_its_parent_had_no_room() -> None:
 
 def test_a_host_smaller_than_the_device_lets_everything_pass_through_to_storage() -> None:
     """C082: copies of device pages are given up for new ones once they are persisted."""
-    store = PageStore()
+    store = MemoryPages()
     keys = [RadixKey(tokens(page)) for page in range(16)]
     config = config_for(4, storage=injected())
     with Rig(config, device_pages=16, create_storage=memory_storage(store)) as rig:
@@ -207,7 +207,7 @@ def test_a_host_smaller_than_the_device_lets_everything_pass_through_to_storage(
 
 def test_write_back_persists_the_head_with_the_first_tail_so_that_all_can_hit() -> None:
     """C108: only tails are ever evicted."""
-    store = PageStore()
+    store = MemoryPages()
     prompts = [RadixKey(tokens(1, 2, 10 + tail)) for tail in range(5)]
     config = config_for(write_policy=WRITE_BACK, storage=injected())
     with Rig(config, device_pages=6, create_storage=memory_storage(store)) as rig:

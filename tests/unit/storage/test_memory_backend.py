@@ -10,7 +10,7 @@ from hicache.clock import ManualClock
 from hicache.errors import ConfigError
 from hicache.hashing import StorageNamespace
 from hicache.storage.base import HiCacheStorageConfig
-from hicache.storage.memory import MemoryStorage, PageStore, StoredPage
+from hicache.storage.memory import MemoryPages, MemoryStorage, StoredPage
 from hicache.testing.page_buffer import PageBuffer
 from hicache.types import PageHash, PageOutcome
 
@@ -67,7 +67,7 @@ def test_clear_makes_room_again() -> None:
 
 
 def test_the_bound_counts_all_namespaces_of_a_store() -> None:
-    store = PageStore()
+    store = MemoryPages()
     first = MemoryStorage(make_config({"max_bytes": PAGE_BYTES}, model="first"), store=store)
     second = MemoryStorage(make_config({"max_bytes": PAGE_BYTES}, model="second"), store=store)
     assert first.batch_set(KEYS[:1], [b""], PAGES[:1], deadline=LATER) == [OK]
@@ -78,7 +78,7 @@ def test_the_bound_counts_all_namespaces_of_a_store() -> None:
 
 def test_a_replaced_page_is_counted_once() -> None:
     """Two threads that write one key both get to `put`."""
-    store, page = PageStore(), StoredPage(bytes(PAGE_BYTES), b"")
+    store, page = MemoryPages(), StoredPage(bytes(PAGE_BYTES), b"")
     for _ in range(3):
         assert store.put(b"", KEYS[0], page, max_bytes=PAGE_BYTES)
 

@@ -31,7 +31,7 @@ from storage_fakes import (
 
 from hicache.clock import ManualClock
 from hicache.errors import ClosedError, ConfigError, StorageError
-from hicache.storage.memory import PageStore
+from hicache.storage.memory import MemoryPages
 from hicache.storage.split_heads import SplitHeadsStorage
 from hicache.testing.page_buffer import PageBuffer
 
@@ -271,7 +271,7 @@ def test_pools_that_do_not_make_whole_groups_of_the_page_are_refused(
 
 
 def test_groups_of_one_store_are_told_apart_by_their_namespaces() -> None:
-    store = PageStore()
+    store = MemoryPages()
     whole = make_config()
     names = [dataclasses.replace(whole.namespace, shard=f"heads={group}") for group in range(2)]
     groups = [
