@@ -16,7 +16,7 @@ from hicache.hiradix_cache import snapshot_of
 from hicache.metrics.prometheus import exposition
 from hicache.radix import RadixKey
 from hicache.storage.circuit_breaker import CircuitBreakerStorage
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Fault, FaultyStorage, Gate, Verb
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Watched(Rig):
     """A rig whose store can be held, broken and cut off; `seen` is every value of every metric."""
 
     def __init__(self) -> None:
-        self.store = PageStore()
+        self.store = MemoryPages()
         self.barriers = {verb: Barrier() for verb in Verb}
         self.failing: list[Fault | None] = []
         self.seen: defaultdict[str, set[float]] = defaultdict(set)

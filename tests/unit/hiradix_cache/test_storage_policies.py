@@ -13,7 +13,7 @@ from hicache.config import PrefetchConfig
 from hicache.controller import StoragePolicies
 from hicache.errors import ConfigError, HiCacheError
 from hicache.radix import RadixKey
-from hicache.storage.memory import MemoryStorage, PageStore
+from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Gate, Verb
 from hicache.types import PrefetchPolicy, WritePolicy
 
@@ -148,7 +148,7 @@ def test_policies_do_not_change_while_something_is_in_flight() -> None:
 def test_what_a_hung_persist_had_stored_before_is_not_believed_of_the_next_store() -> None:
     """Its result comes when the store it speaks of is gone."""
     second_batch = GateAt(1)
-    first, second = PageStore(), PageStore()
+    first, second = MemoryPages(), MemoryPages()
     left = [
         faulty_storage(first, gates={Verb.SET: second_batch}),
         memory_storage(second),
