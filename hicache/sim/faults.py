@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hicache.pools import PageAllocator
 from hicache.radix import CopyKind
 from hicache.sim.coverage import Fault, Operation, State
-from hicache.storage.memory import PageStore, StoredPage
+from hicache.storage.memory import MemoryPages, StoredPage
 from hicache.storage.page_memory import page_checksum
 from hicache.transfer import TorchTransferEngine
 
@@ -111,7 +111,7 @@ class TightAllocator(PageAllocator):
         self._poison(pages)
 
 
-class WatchedStore(PageStore):
+class WatchedStore(MemoryPages):
     """Stored pages of which some get lost or damaged, and no wrong one comes in unnoticed.
 
     Args:
@@ -131,14 +131,14 @@ class WatchedStore(PageStore):
         self.violations: list[str] = []
 
     def find(self, namespace_digest: bytes, key: PageHash) -> StoredPage | None:
-        """See `PageStore.find`."""
+        """See `MemoryPages.find`."""
         self._reach_point()
         return super().find(namespace_digest, key)
 
     def put(
         self, namespace_digest: bytes, key: PageHash, page: StoredPage, *, max_bytes: int | None
     ) -> bool:
-        """See `PageStore.put`."""
+        """See `MemoryPages.put`."""
         if page.payload != self._stamps.stored_bytes(key):
             self.violations.append(f"page {key.hex()[:8]} was stored with other bytes")
         return super().put(namespace_digest, key, page, max_bytes=max_bytes)
