@@ -84,7 +84,7 @@ class InjectedFactory(StorageBackendFactory):
 
     def __init__(self, create: Callable[[HiCacheStorageConfig], HiCacheStorage]) -> None:
         super().__init__()
-        self.register_backend("file", "hicache.storage.page_store", "MemoryPages")
+        self.register_backend("file", "hicache.storage.page_store", "PageStore")
         self._create = create
 
     def create_backend(self, name: str, config: HiCacheStorageConfig) -> HiCacheStorage:
