@@ -35,13 +35,8 @@ simulate: setup  ## simulations with faults at every point, for a minute and a h
 	$(BIN)/hicache simulate --seconds 60
 	$(BIN)/hicache simulate --ranks 2 --seconds 30
 
-bench: setup  ## the benchmarks, beside SGLang and LMCache where they are; results in build/bench
-	mkdir -p build/bench
-	for name in tree hash copy store controller e2e; do \
-	    $(BIN)/python -m benchmarks $$name --peers sglang,lmcache \
-	        --json build/bench/$$name.json || exit 1; \
-	done
-	$(BIN)/python -m benchmarks report build/bench --html build/bench/report.html
+bench: setup  ## all benchmarks, beside SGLang and LMCache where they are; results in build/bench
+	$(BIN)/python -m benchmarks all build/bench --peers sglang,lmcache
 
 clean:  ## remove what the targets made
 	rm -rf build $(VENV)

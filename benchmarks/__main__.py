@@ -3,77 +3,71 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from benchmarks.catalogue import known_benchmarks
 from benchmarks.harness import CheckFailed, describe_noise, run_steps
-from benchmarks.peers.process import peers_home
-from benchmarks.peers.sglang_process import find_sglang
-from benchmarks.peers.store_process import find_lmcache
+from benchmarks.peers.installed import add_peers_option, installed_peers
 from benchmarks.table import Run, format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.harness import Step
 
-__all__ = ["known_benchmarks", "main", "report"]
+__all__ = ["main", "report"]
 
-_PEERS: Mapping[str, Callable[[Path], Sequence[object]]] = {
-    "lmcache": find_lmcache,
-    "sglang": find_sglang,
+_OTHER_COMMANDS: Final = {
+    "all": "benchmarks.suite",
+    "history": "benchmarks.regressions",
+    "report": "benchmarks.report",
 }
 
 _EPILOG = """\
 benchmarks:
 {benchmarks}
 
+other commands (each has its own --help):
+  all DIR               run every benchmark, peers too where asked; one page of all results
+  report DIR --html F   make the page of the results in DIR
+  history check DIR     compare the results in DIR with stored runs of the same kind of machine
+  history add DIR       store the results in DIR for later comparisons
+
 Prints every figure with the bar that it has to reach; the garbage collector is on, times are
-medians and p99 of single calls. Only ratios of figures of one run say much on a shared machine.
+medians and p99 of single calls. Only ratios of figures of one run say much on a shared machine;
+`instructions` counts bytecodes instead, which no load changes.
 
 peers are looked for in $HICACHE_PEERS_HOME, or ~/.cache/hicache-peers; docs/benchmarks.md tells
-what has to be there. One that is not is named once and left out.
+what has to be there. One that is not is named once and left out. Public traces for `replay` are
+looked for in $HICACHE_TRACES, or in shared/traces beside the repository.
 
-`python -m benchmarks report DIR --html FILE` makes one page of all results in a folder.
-
-exit status: 0 done, 1 the work that was measured was not right, 2 wrong usage. A bar that is
-missed is reported and does not change it.
+exit status: 0 done, 1 the work that was measured was not right, or a figure is worse than stored
+ones (`history check`), 2 wrong usage. A bar that is missed is reported and does not change it.
 
 examples:
   python -m benchmarks tree --quick
   python -m benchmarks hash --peers sglang --json build/bench/hash.json
-  python -m benchmarks store --peers sglang,lmcache
-  python -m benchmarks report build/bench --html build/bench/report.html
+  python -m benchmarks replay --quick --peers sglang
+  python -m benchmarks all build/bench --quick --peers sglang,lmcache
+  python -m benchmarks history check build/bench
 """
 
 
-def known_benchmarks() -> dict[str, str]:
-    """Return what each benchmark measures, by name; imports none of them."""
-    known = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        module = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(part, ast.FunctionDef) and part.name == "steps" for part in module.body):
-            known[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
-    return known
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what `arguments` (by default the command line's) say: run a benchmark, or make the page.
+    """Do what `arguments` (by default the command line's) say, as `--help` has it.
 
     Returns:
-        The exit status: 0 done, 1 a check failed. Wrong usage raises `SystemExit(2)`.
+        The exit status: 0 done, 1 what was checked failed. Wrong usage raises `SystemExit(2)`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["report"]:
+    if given[:1] and given[0] in _OTHER_COMMANDS:
         # Only the page needs matplotlib and Jinja2.
-        page = importlib.import_module("benchmarks.report")
-        page.main(given[1:])
-        return 0
+        return int(importlib.import_module(_OTHER_COMMANDS[given[0]]).main(given[1:]))
     parser = _parser()
     options = parser.parse_args(given)
     target: Path | None = options.json
@@ -86,13 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if target.is_dir() or not os.access(target.parent, os.W_OK):
             parser.error(f"--json {target} cannot be written; name a file in a writable folder")
     module = importlib.import_module(f"benchmarks.{options.name}")
-    steps = module.steps(quick=options.quick, peers=_installed(options.peers))
+    steps = module.steps(quick=options.quick, peers=installed_peers(options.peers))
     command = shlex.join(["python", "-m", "benchmarks", *given])
-    return report(options.name, steps, command=command, json_path=target)
+    return report(options.name, steps, command=command, quick=options.quick, json_path=target)
 
 
 def report(
-    benchmark: str, steps: Sequence[Step], *, command: str = "", json_path: Path | None = None
+    benchmark: str,
+    steps: Sequence[Step],
+    *,
+    command: str = "",
+    quick: bool = False,
+    json_path: Path | None = None,
 ) -> int:
     """Run `steps`, print the table and write the JSON; return the exit status of `main`."""
     noise = {"before": describe_noise()}
@@ -105,31 +104,17 @@ def report(
     noise["after"] = describe_noise()
     print(f"after:  {noise['after']}\n\n{format_table(results)}")
     if json_path is not None:
-        Run(benchmark=benchmark, command=command, noise=noise, results=results).write(json_path)
+        run = Run(benchmark=benchmark, command=command, noise=noise, quick=quick, results=results)
+        run.write(json_path)
     return 0
-
-
-def _installed(names: frozenset[str]) -> frozenset[str]:
-    """Return those of `names` that are installed; say which are not."""
-    home = peers_home()
-    missing = {name for name in names if not _PEERS[name](home)}
-    for name in sorted(missing):
-        print(f"{name} is not installed in {home}; going on without it", file=sys.stderr)
-    return names - missing
-
-
-def _peer_names(text: str) -> frozenset[str]:
-    names = frozenset(filter(None, text.split(",")))
-    if unknown := names - _PEERS.keys():
-        known = ", ".join(sorted(_PEERS))
-        raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; known: {known}")
-    return names
 
 
 def _parser() -> argparse.ArgumentParser:
     known = known_benchmarks()
     width = max(map(len, known))
-    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in known.items())
+    listed = "\n".join(
+        f"  {name:<{width}}  {about.partition(chr(10))[0]}" for name, about in known.items()
+    )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure one part of hicache and check that it did the work right.",
@@ -138,10 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("name", metavar="NAME", choices=list(known), help="what to measure")
     parser.add_argument("--quick", action="store_true", help="fewer samples and smaller sizes")
-    parser.add_argument(
-        "--peers", metavar="NAMES", type=_peer_names, default=frozenset(),
-        help=f"also run beside these, separated by commas: {', '.join(_PEERS)}",
-    )  # fmt: skip
+    add_peers_option(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results to FILE")
     return parser
 

@@ -54,6 +54,10 @@ class Bar:
     limit: float
     statistic: Literal["median", "p99", "ratio"] = "median"
 
+    def asks_for_more(self, result: Result) -> bool:
+        """Whether more is better of what `result` is asked for."""
+        return self.statistic == "ratio" or result.better == "higher"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
@@ -92,12 +96,16 @@ class Result:
             return self.peer_median / self.median
         return self.median / self.peer_median
 
+    def reached(self, bar: Bar) -> float | None:
+        """Return what `bar` asks about; None where that is a ratio and there is no peer."""
+        return {"median": self.median, "p99": self.p99, "ratio": self.ratio}[bar.statistic]
+
     def meets(self, bar: Bar) -> bool:
         """Whether the figure reaches `bar`."""
-        if bar.statistic == "ratio":
-            return self.ratio is None or self.ratio >= bar.limit
-        value = self.median if bar.statistic == "median" else self.p99
-        return value <= bar.limit if self.better == "lower" else value >= bar.limit
+        reached = self.reached(bar)
+        if reached is None:
+            return True
+        return reached >= bar.limit if bar.asks_for_more(self) else reached <= bar.limit
 
     def beside(self, peer: str, values: Sequence[float]) -> Result:
         """Return this figure with the median of what `peer` reached at the same work."""

@@ -71,7 +71,7 @@ def steps(
         Step("page_hashes of an extension", partial(_extension, sizes)),
     ]
     if "sglang" in peers:
-        parts += steps_beside("hash", partial(_beside_sglang, sizes, hasher))
+        parts += steps_beside(("hash",), partial(_beside_sglang, sizes, hasher))
     return parts
 
 

@@ -10,6 +10,7 @@ from hicache.engine.figures import render_svg
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
     from benchmarks.harness import Result
@@ -21,6 +22,7 @@ __all__ = [
     "plot_calls",
     "plot_copies",
     "plot_evictions",
+    "plot_hit_ratios",
     "plot_transfers",
     "plot_ttft",
 ]
@@ -201,6 +203,56 @@ def plot_calls(results: Sequence[Result]) -> str:
     return render_svg("Time of each call of the scheduler", draw, height_inches=3.8)
 
 
+def plot_hit_ratios(results: Sequence[Result]) -> str:
+    """Return a panel for each trace: the share of blocks found over the size of the cache."""
+    panels: defaultdict[str, defaultdict[str, dict[int, float]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for one in results:
+        if one.name != "block_hit_ratio":
+            continue
+        lines, blocks = panels[str(one.params["trace"])], int(one.params["blocks"])
+        lines[str(one.params["policy"])][blocks] = one.median
+        if one.peer is not None and one.peer_median is not None:
+            lines[one.peer][blocks] = one.peer_median
+    if not panels:
+        return ""
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
+            for name, points in lines.items():
+                color, style = _policy_style(name)
+                sizes = sorted(points)
+                heights = [points[size] for size in sizes]
+                axes.plot(
+                    sizes, heights, color=color, linestyle=style, marker="o", markersize=3,
+                    label=name,
+                )  # fmt: skip
+            axes.set_title(title, loc="left", fontsize=9)
+            axes.set_xscale("log")
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("blocks of the cache")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_minor_formatter("")
+        grid[0][0].set_ylabel("share of blocks found")
+        found: dict[str, Artist] = {}
+        for axes in grid.flat:
+            handles, names = axes.get_legend_handles_labels()
+            found |= dict(zip(names, handles, strict=True))
+        figure.legend(found.values(), found, loc="outside upper left", ncols=5, frameon=False)
+
+    return render_svg("Blocks found by policy and size", draw, height_inches=3.4)
+
+
+def _policy_style(name: str) -> tuple[str, str]:
+    """Return color and kind of the line; a policy has one color in all systems."""
+    fixed = {"adaptive": (_OURS, "-"), "belady": (_GREY, "--")}
+    system, _, policy = name.rpartition("-")
+    number = ("lru", "slru", "lfu").index(policy) if policy in ("lru", "slru", "lfu") else 3
+    return fixed.get(name) or (_PEERS[number], ":" if system else "-")
+
+
 PLOTS: Final[Mapping[str, Sequence[tuple[str, Draw]]]] = {
     "tree": (
         (
@@ -226,6 +278,13 @@ PLOTS: Final[Mapping[str, Sequence[tuple[str, Draw]]]] = {
             "From the median (dot) to the p99 (dash). The loop is a piece of Python that waits for "
             "nothing and is as long as the longest calls: what it suffers, every call suffers.",
             plot_calls,
+        ),
+    ),
+    "replay": (
+        (
+            "Share of the blocks of all prompts that were found. Belady's rule knows the future; "
+            "no cache can find more. Dotted: other systems.",
+            plot_hit_ratios,
         ),
     ),
     "e2e": (("All but 40 tokens of the prompt come from the tier.", plot_ttft),),

@@ -3,49 +3,71 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.bars import BARS
+from benchmarks.catalogue import known_benchmarks
 from benchmarks.plots import PLOTS
-from benchmarks.table import Run, format_number, format_params, format_verdict
+from benchmarks.regressions import Verdict, compare
+from benchmarks.stored_runs import HISTORY, read_stored
+from benchmarks.table import format_number, format_params, format_verdict, read_runs
 from hicache.engine.report import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from benchmarks.bars import Asked, Found
     from benchmarks.harness import Result
+    from benchmarks.regressions import Change
+    from benchmarks.table import Run
 
-__all__ = ["main", "read_runs", "render_page"]
+__all__ = ["main", "missing_peers", "render_page", "write_page"]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Do what `arguments` say. Wrong usage, and a folder without results, raise `SystemExit(2)`."""
+def main(arguments: Sequence[str]) -> int:
+    """Do what `arguments` say, and return 0.
+
+    Wrong usage, and a folder without results, raise `SystemExit(2)`.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="where the JSON files are")
     parser.add_argument("--html", metavar="FILE", type=Path, required=True, help="page to write")
     options = parser.parse_args(arguments)
     try:
-        runs = read_runs(options.folder)
-        options.html.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(options.html, render_page(runs))
+        write_page(options.folder, options.html)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    return 0
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """Return the runs in `folder`, by name of their files.
+def write_page(folder: Path, page: Path, *, failed: Mapping[str, int] | None = None) -> None:
+    """Write the page of the results in `folder`.
+
+    Args:
+        folder: where the JSON files are.
+        page: the file to write; its folder is made.
+        failed: exit status of benchmarks that gave no result, which the page names.
 
     Raises:
-        ValueError: a file is none of a benchmark, or there is none at all.
+        ValueError: there are no results, or Jinja2 or matplotlib is not installed.
     """
-    runs = [Run.read(path) for path in sorted(folder.glob("*.json"))]
-    if not runs:
-        raise ValueError(f"{folder} has no results; write some there with --json FILE")
-    return runs
+    runs = read_runs(folder)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(page, render_page(runs, failed=failed))
 
 
-def render_page(runs: Sequence[Run]) -> str:
+def render_page(
+    runs: Sequence[Run], *, failed: Mapping[str, int] | None = None, history: Path = HISTORY
+) -> str:
     """Return `runs` as one page that has no script and fetches nothing; texts are escaped.
+
+    Args:
+        runs: what was measured.
+        failed: exit status of benchmarks that gave no result.
+        history: where runs are stored that these are compared with.
 
     Raises:
         ValueError: Jinja2 or matplotlib is not installed.
@@ -59,17 +81,82 @@ def render_page(runs: Sequence[Run]) -> str:
     )
     environment.filters |= {"number": format_number, "params": format_params}
     template = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    verdicts = [verdict for run in runs for result in run.results for verdict in _verdicts(result)]
+    about = known_benchmarks()
+    bars = [_Bar(asked, asked.find(_rows_of(asked.benchmark, runs))) for asked in BARS]
     return environment.from_string(template).render(
-        runs=runs,
+        sections=[_Section.of(run, about.get(run.benchmark, ""), history) for run in runs],
+        failed=failed or {},
+        missing=missing_peers(runs),
         machines=_different([run.machine for run in runs]),
-        verdicts=lambda result: list(_verdicts(result)),
-        num_met=sum(met for _, met in verdicts),
-        num_bars=len(verdicts),
+        commits=sorted({f"{run.commit or 'unknown'} on {run.date}" for run in runs}),
+        bars=bars,
+        num_met=sum(bar.found.is_met for bar in bars),
+        num_measured=sum(bar.found.row is not None for bar in bars),
         num_results=sum(len(run.results) for run in runs),
         peers=sorted({row.peer for run in runs for row in run.results if row.peer}),
-        plots={run.benchmark: _plots(run) for run in runs},
     )
+
+
+def missing_peers(runs: Sequence[Run]) -> list[str]:
+    """Return the systems that were asked for with `--peers` and stand beside no figure."""
+    measured = {row.peer for run in runs for row in run.results if row.peer}
+    asked = set()
+    for run in runs:
+        words = shlex.split(run.command)
+        if "--peers" in words:
+            asked |= set(filter(None, words[words.index("--peers") + 1].split(",")))
+    return sorted(name for name in asked if not any(peer.startswith(name) for peer in measured))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bar:
+    """A bar of the design and what came of it."""
+
+    asked: Asked
+    found: Found
+
+    @property
+    def limit(self) -> str:
+        """What is asked for, with the direction that the row has where it was measured."""
+        bar, row = self.asked.bar, self.found.row
+        more = bar.statistic == "ratio" if row is None else bar.asks_for_more(row)
+        unknown = row is None and bar.statistic != "ratio"
+        sign = "" if unknown else ("≥ " if more else "≤ ")
+        return f"{'p99 ' if bar.statistic == 'p99' else ''}{sign}{bar.limit:,g}"
+
+    @property
+    def reached(self) -> float | None:
+        """By the row that is farthest from the limit."""
+        return None if self.found.row is None else self.found.row.reached(self.asked.bar)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Section:
+    """What the page shows of a run."""
+
+    run: Run
+    title: str
+    checks: str
+    plots: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[Result, Sequence[tuple[str, bool]], Change]]
+    num_worse: int
+
+    @classmethod
+    def of(cls, run: Run, about: str, history: Path) -> _Section:
+        title, _, checks = about.partition("\n")
+        changes = compare(run, read_stored(run.benchmark, history))
+        return cls(
+            run=run,
+            title=title,
+            checks=" ".join(checks.split()),
+            plots=_plots(run),
+            rows=[(change.row, list(_verdicts(change.row)), change) for change in changes],
+            num_worse=sum(change.verdict is Verdict.WORSE for change in changes),
+        )
+
+
+def _rows_of(benchmark: str, runs: Sequence[Run]) -> list[Result]:
+    return [row for run in runs if run.benchmark == benchmark for row in run.results]
 
 
 def _different(machines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

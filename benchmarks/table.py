@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Bar, Result
@@ -11,9 +14,30 @@ from hicache.engine.machine import machine_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-__all__ = ["Run", "format_number", "format_params", "format_table", "format_verdict"]
+__all__ = [
+    "Run",
+    "format_number",
+    "format_params",
+    "format_table",
+    "format_verdict",
+    "read_runs",
+]
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def _commit() -> str:
+    command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        answer = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return answer.stdout.strip()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +48,9 @@ class Run:
         benchmark: its name.
         command: what was typed.
         noise: how quiet the machine was before and after, in words.
+        quick: whether it took fewer samples and smaller sizes.
+        date: of the day, in UTC.
+        commit: what was measured; with a `+` where files were changed since, empty where unknown.
         machine: facts about it.
         results: the figures.
     """
@@ -31,6 +58,9 @@ class Run:
     benchmark: str
     command: str
     noise: Mapping[str, str]
+    quick: bool = False
+    date: str = dataclasses.field(default_factory=_today)
+    commit: str = dataclasses.field(default_factory=_commit)
     machine: Mapping[str, Any] = dataclasses.field(default_factory=machine_facts)
     results: Sequence[Result]
 
@@ -40,6 +70,9 @@ class Run:
             "benchmark": self.benchmark,
             "command": self.command,
             "noise": dict(self.noise),
+            "quick": self.quick,
+            "date": self.date,
+            "commit": self.commit,
             "machine": dict(self.machine),
             "results": [result.to_json() for result in self.results],
         }
@@ -58,6 +91,18 @@ class Run:
             return cls(**document, results=results)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is no result of a benchmark: {error}") from error
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Return the runs in `folder`, by name of their files.
+
+    Raises:
+        ValueError: a file is none of a benchmark, or there is none at all.
+    """
+    runs = [Run.read(path) for path in sorted(folder.glob("*.json"))]
+    if not runs:
+        raise ValueError(f"{folder} has no results; write some there with --json FILE")
+    return runs
 
 
 def format_table(results: Sequence[Result]) -> str:
@@ -112,10 +157,9 @@ def format_number(value: float | None) -> str:
 
 def format_verdict(result: Result, bar: Bar) -> str:
     """Return what the bar asks for and whether the figure reaches it."""
-    lower = result.better == "lower" and bar.statistic != "ratio"
     statistic = "" if bar.statistic == "median" else f"{bar.statistic} "
     met = "met" if result.meets(bar) else "NOT met"
-    return f"{statistic}{'<=' if lower else '>='} {bar.limit:g} {met}"
+    return f"{statistic}{'>=' if bar.asks_for_more(result) else '<='} {bar.limit:g} {met}"
 
 
 def _plain(value: object) -> str:

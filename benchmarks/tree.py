@@ -124,7 +124,7 @@ def steps(
             matches_per_cycle=_MATCHES_PER_CYCLE,
             samples=sizes.peer_samples,
         )
-        parts += steps_beside("tree", rows)
+        parts += steps_beside(("radix", "hiradix", "unified-rust"), rows)
     return parts
 
 

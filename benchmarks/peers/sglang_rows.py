@@ -21,14 +21,14 @@ from benchmarks.prompt import Prompt, cache_of, one_torch_thread
 from hicache.radix import RadixKey, RadixTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from benchmarks.peers.sglang_process import SglangCore
     from hicache.hiradix_cache import HiRadixCache
 
     Rows = Callable[[SglangProcess], list[Result]]
 
-__all__ = ["TreeRows", "steps_beside"]
+__all__ = ["TreeRows", "run_beside", "steps_beside"]
 
 _TURN_SECONDS = 0.25
 """About how long a slow peer's turn takes; hicache gets as few cycles then."""
@@ -36,21 +36,21 @@ _TURN_SECONDS = 0.25
 _NUM_TURNS = 10
 
 
-def steps_beside(kind: str, rows: Rows) -> list[Step]:
+def steps_beside(cores: Collection[str], rows: Rows) -> list[Step]:
     """Return a step for each thing of SGLang's that is installed.
 
     Args:
-        kind: `tree` or `hash`.
+        cores: which of them, see `SglangCore`.
         rows: measures beside a process that is started for it.
     """
     return [
-        Step(f"beside SGLang's {core.core}", partial(_beside, core, rows))
+        Step(f"beside SGLang's {core.core}", partial(run_beside, core, rows))
         for core in find_sglang(peers_home())
-        if (core.core == "hash") == (kind == "hash")
+        if core.core in cores
     ]
 
 
-def _beside(core: SglangCore, rows: Rows) -> list[Result]:
+def run_beside(core: SglangCore, rows: Rows) -> list[Result]:
     """Return the rows beside `core`, or none, saying so, when it does not run here."""
     try:
         with closing(SglangProcess(core)) as peer:

@@ -71,9 +71,10 @@ class Tree:
         """Return SGLang's version."""
         return sglang_version()
 
-    def reset(self, *, page_size: int) -> bool:
+    def reset(self, *, page_size: int, eviction_policy: str = "lru") -> bool:
         """Begin with an empty tree; return whether a match gives slots without being asked."""
         self._page_size = page_size
+        self._eviction_policy = eviction_policy
         self._keys: dict[int, tuple[Any, Any]] = {}
         self._slots = _Slots()
         self._cache = getattr(self, "_create_" + self._core.partition("-")[0])()
@@ -106,6 +107,30 @@ class Tree:
 
         times = _time(once, samples)
         return {"times": times, "path": self._path(cache.match_prefix(params(key=key)))}
+
+    def replay(self, *, path: str, size: int) -> int:
+        """Return how many blocks the requests of a trace find in `size` pages of one token.
+
+        The file at `path` has `blocks` of all requests and the `lengths` of each. A request is
+        matched, then inserted, then the tree is brought to its size.
+        """
+        cache, calls = self._cache, self._calls
+        match, insert, evict = calls.MatchPrefixParams, calls.InsertParams, calls.EvictParams
+        trace = np.load(path)
+        all_blocks = trace["blocks"]
+        hits = start = 0
+        for length in trace["lengths"].tolist():
+            blocks = all_blocks[start : start + length]
+            start += length
+            key = self._create_key(array("q", blocks.tolist()), None)
+            hits += sum(map(len, self._slots_of(cache.match_prefix(match(key=key)))))
+            value = self._torch.from_numpy(blocks.astype(np.int64))
+            cache.insert(insert(key=key, value=value))
+            excess = cache.evictable_size() - size
+            if excess > 0:
+                cache.evict(evict(num_tokens=excess))
+            self._slots.freed = []
+        return hits
 
     def lock_unlock(self, *, page: int, samples: int) -> dict[str, Any]:
         """Time a lock and unlock of the node at which a kept key ends."""
@@ -170,9 +195,12 @@ class Tree:
 
     def _path(self, found: Any) -> list[int]:
         """Return the pages that a match has found, in order."""
+        return self._pages(self._slots_of(found))
+
+    def _slots_of(self, found: Any) -> list[Any]:
         if hasattr(self._cache, "path_device_indices"):
-            return self._pages([self._cache.path_device_indices(found.last_device_node)])
-        return self._pages([found.device_indices])
+            return [self._cache.path_device_indices(found.last_device_node)]
+        return [found.device_indices]
 
     def _pages(self, slots: list[Any]) -> list[int]:
         if not slots:
@@ -183,20 +211,22 @@ class Tree:
         return pages.tolist() if whole.all() else []
 
     def _create_radix(self) -> Any:
-        return srt("mem_cache.radix_cache").RadixCache.create_simulated(
-            mock_allocator=self._slots, page_size=self._page_size
-        )
+        return srt("mem_cache.radix_cache").RadixCache(self._params())
 
     def _create_unified(self) -> Any:
         components = srt("mem_cache.unified_cache.component_type").ComponentType
-        params = srt("mem_cache.cache_init_params").CacheInitParams(
+        params = self._params(tree_components=(components.FULL,))
+        return srt("mem_cache.unified_radix_cache").UnifiedRadixCache(params)
+
+    def _params(self, **others: Any) -> Any:
+        return srt("mem_cache.cache_init_params").CacheInitParams(
             disable=False,
             req_to_token_pool=None,
             token_to_kv_pool_allocator=self._slots,
             page_size=self._page_size,
-            tree_components=(components.FULL,),
+            eviction_policy=self._eviction_policy,
+            **others,
         )
-        return srt("mem_cache.unified_radix_cache").UnifiedRadixCache(params)
 
     def _create_hiradix(self) -> Any:
         # Its process group can be made once per process.

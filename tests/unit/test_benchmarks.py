@@ -12,7 +12,8 @@ import pytest
 
 import benchmarks.hash
 import benchmarks.tree
-from benchmarks.__main__ import known_benchmarks, main, report
+from benchmarks.__main__ import main, report
+from benchmarks.catalogue import known_benchmarks
 from benchmarks.harness import (
     Bar,
     CheckFailed,
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
     Better = Literal["lower", "higher"]
 
+RUN_KEYS = [
+    "benchmark", "command", "noise", "quick", "date", "commit", "machine", "results",
+]  # fmt: skip
 RESULT_KEYS = [
     "name", "params", "unit", "better", "median", "p99", "samples",
     "peer", "peer_median", "ratio", "bars",
@@ -57,7 +61,7 @@ DEVICE_RESULT = summarise("copy", [4.0, 1.0, 2.0], params={}, unit="GB/s", bette
 
 def read_results(path: Path, benchmark: str) -> list[dict[str, Any]]:
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert list(document) == ["benchmark", "command", "noise", "machine", "results"]
+    assert list(document) == RUN_KEYS
     assert document["benchmark"] == benchmark
     assert document["machine"].keys() == machine_facts().keys()
     results: list[dict[str, Any]] = document["results"]

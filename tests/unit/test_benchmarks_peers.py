@@ -88,8 +88,8 @@ def test_every_row_of_the_tree_names_the_peer_and_has_its_median() -> None:
 
 
 class EvictsTwo(RadixTree):
-    def evict(self, num_pages: int, *, write_back: bool = False, worth_only: bool = False) -> Any:
-        return super().evict(num_pages + 1, write_back=write_back, worth_only=worth_only)
+    def evict(self, num_pages: int, **options: Any) -> Any:
+        return super().evict(num_pages + 1, **options)
 
 
 class MatchesLess(RadixTree):
