@@ -17,6 +17,7 @@ __all__ = [
     "PageOutcome",
     "PrefetchPolicy",
     "RequestId",
+    "StorageAdmission",
     "Tier",
     "WritePolicy",
 ]
@@ -47,6 +48,15 @@ class WritePolicy(str, Enum):
     WRITE_THROUGH_SELECTIVE = "write_through_selective"
     WRITE_BEHIND = "write_behind"
     WRITE_BACK = "write_back"
+    ADAPTIVE = "adaptive"
+
+
+class StorageAdmission(str, Enum):
+    """Which runs are persisted once the host has them."""
+
+    ALL = "all"
+    ADAPTIVE = "adaptive"
+    """Those that may well be used again."""
 
 
 class PrefetchPolicy(str, Enum):
@@ -55,6 +65,7 @@ class PrefetchPolicy(str, Enum):
     BEST_EFFORT = "best_effort"
     WAIT_COMPLETE = "wait_complete"
     TIMEOUT = "timeout"
+    ADAPTIVE = "adaptive"
 
 
 class IoBackend(str, Enum):

@@ -237,6 +237,47 @@ static PyObject *checksums(PyObject *Py_UNUSED(module), PyObject *arguments)
     return process(&call);
 }
 
+/* So many pages ahead of the one that is looked at, objects are fetched into the processor's cache:
+ * those of a batch can be anywhere in the interpreter's memory. */
+enum { PAGES_AHEAD = 8 };
+
+static void fetch_ahead(PyObject **items, Py_ssize_t page, Py_ssize_t num_pages)
+{
+    if (page + 2 * PAGES_AHEAD < num_pages)
+        __builtin_prefetch(items[page + 2 * PAGES_AHEAD]);
+    PyObject *next = page + PAGES_AHEAD < num_pages ? items[page + PAGES_AHEAD] : NULL;
+    if (next && PyTuple_Check(next) && PyTuple_GET_SIZE(next))
+        __builtin_prefetch(PyTuple_GET_ITEM(next, 0));
+}
+
+static PyObject *have_length(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *pages;
+    Py_ssize_t page_bytes;
+    if (!PyArg_ParseTuple(arguments, "On", &pages, &page_bytes))
+        return NULL;
+    PyObject *sequence = PySequence_Fast(pages, "pages must be a sequence");
+    if (!sequence)
+        return NULL;
+    bool right = true;
+    Py_ssize_t num_pages = PySequence_Fast_GET_SIZE(sequence);
+    PyObject **items = PySequence_Fast_ITEMS(sequence);
+    for (Py_ssize_t page = 0; page < num_pages && right; page++) {
+        fetch_ahead(items, page, num_pages);
+        size_t num_bytes = 0;
+        Segment segment;
+        Py_ssize_t num_pieces = count_pieces(items[page]);
+        for (Py_ssize_t piece = 0; piece < num_pieces && right; piece++) {
+            right = read_piece(PyTuple_GET_ITEM(items[page], piece), &segment);
+            num_bytes += right ? segment.num_bytes : 0;
+        }
+        right = right && num_pieces > 0 && num_bytes == (size_t)page_bytes;
+    }
+    PyErr_Clear();
+    Py_DECREF(sequence);
+    return PyBool_FromLong(right);
+}
+
 /* -- the module ----------------------------------------------------------------------------- */
 
 static bool bind_to_xxhash(void)
@@ -267,6 +308,9 @@ static PyMethodDef functions[] = {
      "Return how many pages were written, which is all of them."},
     {"checksums", checksums, METH_VARARGS,
      "checksums(pages, first, num_pages) -> bytes\n\nReturn the checksums of pages in memory."},
+    {"have_length", have_length, METH_VARARGS,
+     "have_length(pages, page_bytes) -> bool\n\n"
+     "Return whether all are pages, and of this length."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,7 +10,7 @@ from hicache.config.plain import FrozenMapping, PlainMapping
 from hicache.config.section import Section, about
 from hicache.errors import ConfigError
 from hicache.layout import HostLayout
-from hicache.types import IoBackend, PrefetchPolicy, WritePolicy
+from hicache.types import IoBackend, PrefetchPolicy, StorageAdmission, WritePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,6 +85,10 @@ class StorageConfig(Section):
     model_name: str = field(metadata=about("name of the model; pages of another are never read"))
     weights_revision: str = field(
         metadata=about("any text that changes when the weights do; pages of others are never read")
+    )
+    admission: StorageAdmission = field(
+        default=StorageAdmission.ALL,
+        metadata=about("what is stored: all that the host gets, or what may well be used again"),
     )
     tp_lcm_size: int | None = field(
         default=None,
@@ -184,7 +188,8 @@ class PrefetchConfig(Section):
         default=True,
         metadata=about(
             "do not fetch what would take longer than computing it, by what both took lately; "
-            "without effect until the engine has reported what it computes"
+            "prefetch_policy adaptive decides when the request could run; without effect until the "
+            "engine has reported what it computes"
         ),
     )
     timeout_base_seconds: float = field(
@@ -251,6 +256,13 @@ class HiCacheConfig(Section):
     load_back_threshold_tokens: int = field(
         default=10,
         metadata=about("a shorter hit on the host is not loaded", unit="tokens", at_least=0),
+    )
+    load_cost_estimate: bool = field(
+        default=True,
+        metadata=about(
+            "load only the leading part of a host hit where the rest is computed sooner, by what "
+            "both took lately; without effect until both were measured"
+        ),
     )
     num_load_slots: int = field(
         default=5,

@@ -8,6 +8,7 @@ import xxhash
 
 from hicache.config.section import Section, options_of
 from hicache.controller.rank_meeting import Call
+from hicache.controller.speeds import NUM_AGREED_SPEEDS
 from hicache.pools import KnowsOwners
 from hicache.pools.agreed_allocator import AgreedAllocator
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hicache.config import HiCacheConfig
-    from hicache.controller.cost_model import PrefetchCostModel
+    from hicache.controller.cost_model import CostModel
     from hicache.controller.rank_meeting import RankMeeting
     from hicache.pools import Allocator
 
@@ -33,7 +34,7 @@ class AgreedNumbers:
     | number | a rank says | used for |
     |---|---|---|
     | time | microseconds since its first step | deadlines of prefetches |
-    | costs | picoseconds a token, read and computed | `prefetch.cost_estimate` |
+    | speeds | picoseconds of a read, a load, a token | load or recompute |
     | free pages | what it can promise, device and host | every allocation until the next step |
 
     The least time since the first step, and not the sum of the least times since the last step:
@@ -58,7 +59,7 @@ class AgreedNumbers:
         *,
         device_allocator: Allocator,
         host_allocator: Allocator,
-        costs: PrefetchCostModel,
+        costs: CostModel,
     ) -> None:
         self.now = 0.0
         self.device_allocator = device_allocator
@@ -107,8 +108,9 @@ class AgreedNumbers:
     def take(self, agreed: Sequence[int]) -> None:
         """Let the minimum of `values` over all ranks be in force."""
         self.now = agreed[0] / _MICROSECONDS
-        self._costs.take_agreed(agreed[1:3])
-        for allocator, num_free in zip(self._agreed_allocators, agreed[3:], strict=True):
+        free_from = 1 + NUM_AGREED_SPEEDS
+        self._costs.take_agreed(agreed[1:free_from])
+        for allocator, num_free in zip(self._agreed_allocators, agreed[free_from:], strict=True):
             allocator.accept(num_free)
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ WINDOW = 64
 that those that hang never fill it."""
 
 _NOT_YET = -1
+_UNDER_WAY = 1 << 40
+"""A prefetch under way with so many pages is that less than nothing: not yet, and how far."""
 _T = TypeVar("_T")
 
 
@@ -32,6 +34,7 @@ class Finished(NamedTuple):
         prefetches: prefetches to be closed, with the leading pages that arrived.
         persists: with the leading pages that are stored.
         released: closed prefetches whose memory nobody uses any more.
+        arriving: prefetches under way, with the leading pages that have arrived everywhere.
     """
 
     writes: Sequence[tuple[HiCacheAck, int]] = ()
@@ -40,6 +43,7 @@ class Finished(NamedTuple):
     prefetches: Sequence[tuple[PrefetchOperation, int]] = ()
     persists: Sequence[tuple[StorageOperation, int]] = ()
     released: Sequence[PrefetchOperation] = ()
+    arriving: Sequence[tuple[PrefetchOperation, int]] = ()
 
 
 class OperationWindow:
@@ -48,7 +52,7 @@ class OperationWindow:
     Every rank has the same operations in the same order. For each of the `WINDOW` oldest of a kind
     it says "not yet" or how much is good, and the minimum over the ranks decides: an operation
     has ended when no rank says "not yet". Operations may so end out of order, and one that hangs
-    does not hold up the others.
+    does not hold up the others. Of a prefetch, "not yet" tells how far it is.
     """
 
     LENGTH = 4 * WINDOW
@@ -76,7 +80,8 @@ class OperationWindow:
 
     def finished(self, agreed: Sequence[int]) -> Finished:
         """Return what has ended by the minimum of `values` over the ranks."""
-        prefetched = _agreed(self._prefetches, agreed[2 * WINDOW :])
+        progress = agreed[2 * WINDOW : 3 * WINDOW]
+        prefetched = _agreed(self._prefetches, progress)
         return Finished(
             writes=_leading(_agreed(self._writes, agreed), self._writes),
             loads=_leading(_agreed(self._loads, agreed[WINDOW:]), self._loads),
@@ -86,6 +91,11 @@ class OperationWindow:
             ],
             persists=_agreed(self._persists, agreed[3 * WINDOW :]),
             released=[operation for operation, _ in prefetched if operation.closed],
+            arriving=[
+                (operation, value + _UNDER_WAY)
+                for operation, value in zip(self._prefetches, progress, strict=False)
+                if value < _NOT_YET
+            ],
         )
 
 
@@ -97,7 +107,7 @@ def _prefetch_value(operation: PrefetchOperation) -> int:
     if operation.closed:
         return 0 if operation.phase is Phase.ENDED else _NOT_YET
     if operation.phase is Phase.RUNNING and not operation.terminated:
-        return _NOT_YET
+        return operation.num_good - _UNDER_WAY
     if operation.host_pages is not None:
         return operation.num_good
     return 0 if operation.terminated else operation.num_hits or 0
@@ -113,9 +123,7 @@ def _padded(values: list[int]) -> list[int]:
 
 def _agreed(window: Sequence[_T], agreed: Sequence[int]) -> list[tuple[_T, int]]:
     return [
-        (operation, value)
-        for operation, value in zip(window, agreed, strict=False)
-        if value != _NOT_YET
+        (operation, value) for operation, value in zip(window, agreed, strict=False) if value >= 0
     ]
 
 

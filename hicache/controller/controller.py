@@ -11,7 +11,7 @@ import xxhash
 from hicache.controller.agreed_numbers import AgreedNumbers
 from hicache.controller.agreement import Finished, OperationWindow
 from hicache.controller.copy_queue import CopyQueue
-from hicache.controller.cost_model import PrefetchCostModel
+from hicache.controller.cost_model import CostModel
 from hicache.controller.operations import CacheOperation
 from hicache.controller.rank_meeting import Call, RankMeeting
 from hicache.controller.records import CopyResult, LoadJob, PagesResult, WriteJob
@@ -62,7 +62,7 @@ class HiCacheController:
         writes, loads: copies that have not ended.
         store_queue: prefetches and persists that have not ended.
         reservations: writes begun before a forward pass.
-        costs: what reading and computing have taken lately.
+        costs: what reading, loading and computing have taken lately.
         meeting: where the ranks agree.
         stats: per movement.
 
@@ -83,9 +83,7 @@ class HiCacheController:
         self.config = config
         self.generation = 0
         self.num_device_page_ids = device_allocator.num_pages
-        self.costs = PrefetchCostModel(
-            page_size=config.page_size, enabled=config.prefetch.cost_estimate
-        )
+        self.costs = CostModel(page_size=config.page_size)
         self.meeting = RankMeeting(ranks)
         self._numbers = AgreedNumbers(
             self.meeting,
@@ -168,6 +166,11 @@ class HiCacheController:
     def can_start_loading(self) -> bool:
         """Whether a load queued now can start now; one slot is left to the batch that runs."""
         return len(self.loads.acks) < max(1, self.config.num_load_slots - 1)
+
+    @property
+    def num_load_pages(self) -> int:
+        """Pages of loads that have not ended, queued ones included."""
+        return sum(len(one.host_pages) for one in self.loads.operations())
 
     def start_loading(self) -> int:
         """Merge what is queued into one job on the load stream.
@@ -387,8 +390,8 @@ class HiCacheController:
         """Keep what a result says for `collect`; one of a forgotten operation is old."""
         if isinstance(result, CopyResult):
             kind = CopyKind.WRITE if self.writes.take(result) else CopyKind.LOAD
-            if kind is CopyKind.LOAD:
-                self.loads.take(result)
+            if kind is CopyKind.LOAD and self.loads.take(result):
+                self.costs.note_copy(result)
         else:
             kind = self.store_queue.take(result)
             if kind is CopyKind.PREFETCH and isinstance(result, PagesResult):

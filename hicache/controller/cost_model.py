@@ -1,143 +1,283 @@
-"""Whether to read pages from storage or to compute them, by what both have cost lately."""
+"""Whether to read or load pages or to compute them, by what all of this has cost lately."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import dataclasses
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hicache.controller.affine_fit import AffineFit
+from hicache.controller.prefill_fit import PrefillFit
+from hicache.controller.speeds import Speeds
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hicache.controller.records import PagesResult
+    from hicache.controller.records import CopyResult, PagesResult
 
-__all__ = ["CostVerdict", "PrefetchCostModel"]
-
-_WINDOW = 8
-"""Observations that count: loads change within seconds, and a store that was slow recovers."""
+__all__ = ["CostModel", "CostVerdict", "StorageWait", "StoredHit"]
 
 _PROBE_EVERY = 16
-"""Of the reads that do not seem worth it, one in so many is done all the same: a store that was
-slow for a while would else be called slow for ever."""
+"""Of what does not seem worth it, one in so many is tried all the same: a store that was slow for a
+while would else be called slow for ever."""
 
-
-_PICOSECONDS = 10**12
-_UNKNOWN = 1 << 62
-"""Picoseconds a token of what nobody has measured; longer than anything that was."""
+_NUM_PROBE_SIZES = 4
+"""Probes double in size so many times, because reads of one size do not tell what a call costs."""
 
 
 class CostVerdict(str, Enum):
-    """What the estimate says of one hit."""
+    """What the estimate says of one hit in storage."""
 
     UNKNOWN = "unknown"
     """Reads or computation have not been measured yet: read."""
     WORTH = "worth"
+    PARTLY = "partly"
+    """A leading part is: the rest is computed before the link could bring it."""
     NOT_WORTH = "not_worth"
     PROBE = "probe"
-    """Not worth it, but read to see whether that is still so."""
-
-    @property
-    def reads(self) -> bool:
-        """Whether the pages are read."""
-        return self is not CostVerdict.NOT_WORTH
+    """Not worth it, but some pages are read to see whether that is still so."""
 
 
-class _Rate:
-    """Seconds a token, over what was observed last."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredHit:
+    """Pages of a request that storage has.
+
+    Attributes:
+        num_pages: that storage has.
+        num_host_pages: right before them, that only the host has.
+        first_token: of the first of all these pages.
+        num_tokens: of the request.
+        num_pages_ahead: that storage reads before.
+        num_calls: that the read takes.
+        least_pages: that are worth a read at all.
+    """
+
+    num_pages: int
+    num_host_pages: int
+    first_token: int
+    num_tokens: int
+    num_pages_ahead: int = 0
+    num_calls: int = 1
+    least_pages: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageWait:
+    """Pages of a request that could run, which storage still delivers.
+
+    Attributes:
+        first_token: of those that have not come.
+        last_token: behind the last of them.
+        awaited_from_token: of those that had not come when it could run.
+        waited_seconds: since then.
+        quiet_seconds: since the read began or the last page came.
+        num_calls: that bring them.
+        num_pages_ahead: that storage reads before.
+        is_probe: whether the read is to begin, whatever it takes, to be measured.
+    """
+
+    first_token: int
+    last_token: int
+    awaited_from_token: int
+    waited_seconds: float
+    quiet_seconds: float = 0.0
+    num_calls: int = 1
+    num_pages_ahead: int = 0
+    is_probe: bool = False
+
+
+class _Refusals:
+    """Counts what does not seem worth it, and tries some of it all the same."""
 
     def __init__(self) -> None:
-        self._observed: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._count = 0
 
-    def note(self, num_tokens: int, seconds: float) -> None:
-        if num_tokens > 0 and seconds >= 0:
-            self._observed.append((num_tokens, seconds))
+    def is_probe(self) -> bool:
+        """Count one more; whether it is to be tried."""
+        self._count += 1
+        return self._count % _PROBE_EVERY == 0
 
-    @property
-    def seconds_per_token(self) -> float | None:
-        if not self._observed:
-            return None
-        tokens, seconds = zip(*self._observed, strict=True)
-        return float(sum(seconds) / sum(tokens))
+    def size(self, least_pages: int) -> int:
+        """Return how many pages the last one tries: more and more, then `least_pages` again."""
+        num_tried = self._count // _PROBE_EVERY
+        return least_pages << (num_tried % _NUM_PROBE_SIZES)
 
 
-class PrefetchCostModel:
-    """Compares reading a token's KV from storage with computing it.
+class CostModel:
+    """Compares reading from storage and loading from the host with computing.
 
-    Both are measured: reads by their calls, as long as they took beside others; computation by what
-    the engine reports. Belongs to one thread, never reads a clock. Ranks measure different times
-    and go by the slowest of them (`take_agreed`): a hit is there when the last rank has read it.
+    All are measured: reads by their calls and loads by their copies, as long as they took beside
+    others; computation by what the engine reports. Belongs to one thread, never reads a clock.
+    Ranks measure different times and go by the slowest of them (`take_agreed`): a hit is there
+    when the last rank has it.
 
     Args:
         page_size: tokens in a page.
-        enabled: whether verdicts have an effect; costs are measured in any case.
 
     Attributes:
-        verdicts: how often each was given.
+        verdicts: how often each was given on hits in storage.
     """
 
-    def __init__(self, *, page_size: int, enabled: bool) -> None:
+    def __init__(self, *, page_size: int) -> None:
         self.verdicts: Counter[CostVerdict] = Counter()
         self._page_size = page_size
-        self._enabled = enabled
-        self._reading = _Rate()
-        self._computing = _Rate()
-        self._agreed: Sequence[int] | None = None
+        self._reads = AffineFit()
+        self._loads = AffineFit()
+        self._passes = PrefillFit()
+        self._speeds: Speeds | None = None
+        self._agreed: Speeds | None = None
+        self._refused_reads, self._refused_loads = _Refusals(), _Refusals()
+        self._refused_waits = _Refusals()
 
-    @property
-    def read_seconds_per_token(self) -> float | None:
-        """What a token from storage costs; None before the first read."""
-        return self._reading.seconds_per_token
-
-    @property
-    def compute_seconds_per_token(self) -> float | None:
-        """What a computed token costs; None before the engine reported any."""
-        return self._computing.seconds_per_token
+    # -- measuring ---------------------------------------------------------------------------
 
     def note_pages(self, result: PagesResult) -> None:
         """Take note of one batch of a read."""
         num_pages = sum(count for outcome, count in result.outcomes if outcome is PageOutcome.OK)
-        self.note_read(num_pages * self._page_size, result.seconds)
+        self.note_read(num_pages, result.seconds)
 
-    def note_read(self, num_tokens: int, seconds: float) -> None:
-        """Take note of a call that brought `num_tokens`; one that brought none says nothing."""
-        self._reading.note(num_tokens, seconds)
+    def note_copy(self, result: CopyResult) -> None:
+        """Take note of a load that went well and was timed as it ran."""
+        if result.good and result.is_timed:
+            self.note_load(result.num_pages, result.seconds)
 
-    def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Take note of a forward pass over `num_tokens` prompt tokens that waited for no load."""
-        self._computing.note(num_tokens, seconds)
+    def note_read(self, num_pages: int, seconds: float) -> None:
+        """Take note of a call that brought `num_pages`; one that brought none says nothing."""
+        self._reads.note(num_pages, seconds)
+        self._speeds = None
+
+    def note_load(self, num_pages: int, seconds: float) -> None:
+        """Take note of a load of `num_pages` from the host."""
+        self._loads.note(num_pages, seconds)
+        self._speeds = None
+
+    def note_prefill(self, num_tokens: int, seconds: float, *, context_tokens: float = 0.0) -> None:
+        """Take note of a forward pass over prompt tokens that waited for no load.
+
+        Args:
+            num_tokens: that it computed.
+            seconds: that it took.
+            context_tokens: how many tokens were before each of them, on average.
+        """
+        self._passes.note(num_tokens, seconds, context_tokens=context_tokens)
+        self._speeds = None
 
     def measured(self) -> list[int]:
-        """Return, as integers, what reading and what computing costs here; the smaller, the more.
+        """Return this rank's speeds as integers, of which the minimum over ranks is agreed."""
+        return self._own_speeds().to_integers()
 
-        So that the minimum over ranks is that of the slowest, or of one that has measured nothing.
+    def take_agreed(self, speeds: Sequence[int]) -> None:
+        """Go by `speeds`, the minimum of `measured` over all ranks, from now on."""
+        self._agreed = Speeds.from_integers(speeds)
+
+    @property
+    def speeds(self) -> Speeds:
+        """What decisions go by."""
+        return self._own_speeds() if self._agreed is None else self._agreed
+
+    # -- deciding ----------------------------------------------------------------------------
+
+    def leading_pages_to_load(
+        self,
+        num_pages: int,
+        *,
+        first_token: int,
+        num_tokens: int,
+        chunk_tokens: int | None = None,
+        num_pages_ahead: int = 0,
+        least_pages: int = 1,
+    ) -> int:
+        """Return how many leading pages from the host to load; see `Speeds`.
+
+        Where less than `least_pages` are worth it, which no load is begun for, some pages are
+        loaded now and then, so that the link is measured.
         """
-        return [
-            -_UNKNOWN if cost is None else -min(round(cost * _PICOSECONDS), _UNKNOWN - 1)
-            for cost in (self.read_seconds_per_token, self.compute_seconds_per_token)
-        ]
+        if not num_pages:
+            return 0
+        num_loaded = self.speeds.leading_pages_to_load(
+            num_pages,
+            page_size=self._page_size,
+            first_token=first_token,
+            num_tokens=num_tokens,
+            chunk_tokens=chunk_tokens,
+            num_pages_ahead=num_pages_ahead,
+        )
+        if num_loaded < least_pages <= num_pages and self._refused_loads.is_probe():
+            return min(num_pages, self._refused_loads.size(least_pages))
+        return num_loaded
 
-    def take_agreed(self, costs: Sequence[int]) -> None:
-        """Let verdicts go by `costs`, the minimum of `measured` over all ranks, from now on."""
-        self._agreed = costs
+    def leading_pages_to_read(self, hit: StoredHit, *, may_refuse: bool, loads_partly: bool) -> int:
+        """Return how many leading pages of a hit to read, and count the verdict.
 
-    def admits_read(self) -> bool:
-        """Return whether a hit is to be read now, and count the verdict if it has an effect."""
-        return not self._enabled or self.judge().reads
-
-    def judge(self) -> CostVerdict:
-        """Return whether a hit is worth reading now, and count the verdict."""
-        verdict = self._verdict()
+        Args:
+            hit: what storage has.
+            may_refuse: whether what takes longer to read than to compute stays in storage.
+            loads_partly: whether only what is worth it goes from the host to the device.
+        """
+        num_pages = hit.num_pages
+        if loads_partly:
+            num_loaded = self.speeds.leading_pages_to_load(
+                hit.num_host_pages + num_pages,
+                page_size=self._page_size,
+                first_token=hit.first_token,
+                num_tokens=hit.num_tokens,
+            )
+            num_pages = max(0, num_loaded - hit.num_host_pages)
+        verdict = self._verdict(hit, num_pages, may_refuse=may_refuse)
         self.verdicts[verdict] += 1
-        return verdict
+        if verdict is CostVerdict.NOT_WORTH:
+            return 0
+        if verdict is CostVerdict.PROBE:
+            return min(hit.num_pages, self._refused_reads.size(hit.least_pages))
+        return num_pages
 
-    def _verdict(self) -> CostVerdict:
-        reading, computing = self._agreed or self.measured()
-        if -_UNKNOWN in (reading, computing):
+    def is_worth_waiting(self, wait: StorageWait) -> bool:
+        """Return whether a request that could run waits for pages that storage still delivers.
+
+        It does while they are there sooner than they could be computed, and in all no longer than
+        computing would have taken from the start: so at most twice as long goes by as was
+        necessary, whatever the estimate was worth. Not before computation has been measured.
+        """
+        speeds, last_token = self.speeds, wait.last_token
+        computing = speeds.compute_seconds(wait.first_token, last_token)
+        patience = speeds.compute_seconds(wait.awaited_from_token, last_token)
+        if computing is None or patience is None or wait.waited_seconds >= patience:
+            return False
+        if wait.is_probe:
+            return True
+        reading = speeds.read_seconds(
+            (last_token - wait.first_token) // self._page_size,
+            num_calls=wait.num_calls,
+            num_pages_ahead=wait.num_pages_ahead,
+        )
+        return reading is None or reading - wait.quiet_seconds < computing
+
+    def begins_useless_read(self) -> bool:
+        """Whether a read that is not worth waiting for is begun all the same, to be measured."""
+        return self._refused_waits.is_probe()
+
+    def _verdict(self, hit: StoredHit, num_pages: int, *, may_refuse: bool) -> CostVerdict:
+        first_token = hit.first_token + hit.num_host_pages * self._page_size
+        computing = self.speeds.compute_seconds(
+            first_token, first_token + num_pages * self._page_size
+        )
+        reading = self.speeds.read_seconds(
+            num_pages, num_calls=hit.num_calls, num_pages_ahead=hit.num_pages_ahead
+        )
+        if reading is None or computing is None:
             return CostVerdict.UNKNOWN
-        if reading > computing:
-            return CostVerdict.WORTH
-        num_refused = self.verdicts[CostVerdict.NOT_WORTH] + self.verdicts[CostVerdict.PROBE]
-        is_probe = num_refused % _PROBE_EVERY == _PROBE_EVERY - 1
+        if num_pages and not (may_refuse and reading >= computing):
+            return CostVerdict.WORTH if num_pages == hit.num_pages else CostVerdict.PARTLY
+        is_probe = self._refused_reads.is_probe()
         return CostVerdict.PROBE if is_probe else CostVerdict.NOT_WORTH
+
+    def _own_speeds(self) -> Speeds:
+        if self._speeds is None:
+            own = Speeds(
+                read=self._reads.line(), load=self._loads.line(), compute=self._passes.line()
+            )
+            # As ranks exchange them, so that one rank decides as several do.
+            self._speeds = Speeds.from_integers(own.to_integers())
+        return self._speeds

@@ -92,10 +92,15 @@ class PrefetchOperation:
         hashes: of all pages asked for, in order.
         num_good: leading pages that have arrived and were verified; only ever grows.
         num_hits: pages that storage holds, once known.
+        num_arrived: of these, those that every rank had in the last step.
+        progressed_at: when the read began, or when that grew last; in agreed seconds.
+        num_worth_reading: leading pages of the hit that are worth it, once judged.
         wanted: its request could run now and waits for nothing else.
+        wanted_at: when that began, in agreed seconds.
+        num_arrived_then: pages that had arrived by then.
+        is_probe: whether it is read a little although it is not worth waiting for, once asked.
         terminated: somebody wants it to end with what it has.
         closed: its pages were given to the tree.
-        judged: what reading its hit would cost was compared with computing it.
     """
 
     operation_id: OperationId
@@ -107,10 +112,15 @@ class PrefetchOperation:
     host_pages: IntArray | None = None
     num_good: int = 0
     num_hits: int | None = None
+    num_arrived: int = 0
+    progressed_at: float = 0.0
+    num_worth_reading: int | None = None
     wanted: bool = False
+    wanted_at: float = 0.0
+    num_arrived_then: int = 0
+    is_probe: bool | None = None
     terminated: bool = False
     closed: bool = False
-    judged: bool = False
     phase: Phase = Phase.RUNNING
     """Of the call or calls under way: the query's first, the read's afterwards."""
 

@@ -123,6 +123,7 @@ class CopyResult:
     Attributes:
         num_pages, num_bytes: that arrived.
         abandoned: nobody wanted it any more; nothing went wrong.
+        is_timed: whether `seconds` is what the copy took; otherwise it is an upper bound.
     """
 
     operation_id: OperationId
@@ -133,6 +134,7 @@ class CopyResult:
     seconds: float
     error: str = ""
     abandoned: bool = False
+    is_timed: bool = True
 
     @property
     def outcome(self) -> str:

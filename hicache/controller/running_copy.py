@@ -77,4 +77,5 @@ class RunningCopy:
             seconds=seconds,
             error="" if error is None else f"{type(error).__name__}: {error}",
             abandoned=self.abandoned,
+            is_timed=not launched_only,
         )

@@ -54,6 +54,17 @@ class StoreQueue:
         owned = (one.host_pages for one in self.prefetches.values() if not one.closed)
         return sum(len(pages) for pages in owned if pages is not None)
 
+    def num_pages_beside(self, operation: PrefetchOperation, num_pages: int) -> int:
+        """Return how many pages other prefetches read while `operation` reads `num_pages`.
+
+        As many of each as of this one, where they go on in turn; by what has arrived everywhere.
+        """
+        return sum(
+            min(num_pages, len(one.host_pages) - one.num_arrived)
+            for one in self.prefetches.values()
+            if one.host_pages is not None and not (one.closed or one.terminated or one is operation)
+        )
+
     def prefetch(
         self,
         request_id: RequestId,

@@ -76,7 +76,7 @@ class DemoArguments:
     model: str = "smollm2"
     dtype: str = "float32"
     storage: str | None = None
-    write_policy: str = "write_through"
+    write_policy: str = "adaptive"
     prefetch_policy: str = "wait_complete"
     eviction_policy: str = "adaptive"
     layout: str | None = None

@@ -152,6 +152,7 @@ class _Phase:
             answer_tokens=len(cached.output_ids),
             answer_equal=equal,
             text=self.parts.tokenizer.decode(cached.output_ids),
+            delayed_hit_tokens=cached.delayed_hit_tokens,
         )
 
     def _close(self) -> DemoReport:
@@ -178,7 +179,7 @@ class _Phase:
             turns=tuple(self._turns),
             movements=Movements(**moved),
             differences=tuple(self._differences),
-            counters={**cache.counters, **outcomes},
+            counters={**cache.counters, **self._cached.counters, **outcomes},
         )
 
 

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hicache.clock import MonotonicClock
+from hicache.engine.admission import Admission, BatchLimits
+from hicache.engine.arrival_order import ArrivalOrder
+from hicache.engine.cache_aware import CacheAwareOrder
 from hicache.engine.passes import Passes
 from hicache.engine.request import FinishReason
 from hicache.engine.request_pages import RequestPages
 from hicache.errors import CapacityError, ConfigError, TransferError
-from hicache.hiradix_cache import LoadStatus
-from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
+    from collections import Counter, deque
     from collections.abc import Callable, Sequence
 
     from hicache.clock import Clock
     from hicache.engine.model import KVPool, Model
     from hicache.engine.passes import Draft
     from hicache.engine.request import Request, TokenChoice
-    from hicache.hiradix_cache import HiRadixCache, PrefixMatch
+    from hicache.hiradix_cache import HiRadixCache
     from hicache.pools import Allocator
-    from hicache.radix import RadixKey
     from hicache.transfer import LayerDoneCounter
     from hicache.types import IntArray, RequestId
 
 __all__ = ["CacheHandle", "Engine"]
-
-_UNSTARTED = -2
-"""Producer of a request whose load is queued but not started."""
 
 _DOZE_SECONDS = 0.0005
 
@@ -64,8 +59,14 @@ class Engine:
         chunk_tokens: prompt tokens computed in one step, over all requests; longer prompts are
             computed in chunks, and each chunk is inserted into the tree.
         draft: guesses tokens, which are verified several at a time; the answers stay the same.
+        cache_aware: whether requests whose KV is there go first, and those wait whose prompt
+            others are fetching or computing; else they go in the order in which they came. The
+            answers stay the same.
         clock: for times to first token.
         idle: called when every request waits, to let workers go on.
+
+    Attributes:
+        running: requests of the batch, in the order in which they were admitted.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Engine:
         max_batch_requests: int = 8,
         chunk_tokens: int = 512,
         draft: Draft | None = None,
+        cache_aware: bool = True,
         clock: Clock | None = None,
         idle: Callable[[], None] | None = None,
     ) -> None:
@@ -86,13 +88,22 @@ class Engine:
         self._passes = Passes(model, pool, draft)
         self._handle = cache
         self._allocator = allocator if cache is None else cache.cache.controller.device_allocator
-        self._max_batch_requests = max_batch_requests
         self._chunk_tokens = chunk_tokens
         self._clock = clock or MonotonicClock()
         self._idle = idle or _doze
         self._pool = pool
         self._pages = RequestPages(self._allocator, self.cache, self._page_size)
-        self.waiting: deque[Request] = deque()
+        self._admission = Admission(
+            self.cache,
+            self._pages,
+            page_size=self._page_size,
+            order=(
+                ArrivalOrder(self.cache)
+                if self.cache is None or not cache_aware
+                else CacheAwareOrder(self.cache, page_size=self._page_size)
+            ),
+            limits=BatchLimits(max_batch_requests, chunk_tokens),
+        )
         self.running: list[Request] = []
         self._requests: dict[RequestId, Request] = {}
 
@@ -102,14 +113,25 @@ class Engine:
         return None if self._handle is None else self._handle.cache
 
     @property
-    def _page_size(self) -> int:
-        return self._pool.geometry.page_size
+    def waiting(self) -> deque[Request]:
+        """Requests that do not run yet, first those that have to start anew."""
+        return self._admission.waiting
 
     @property
-    def _best_effort(self) -> bool:
-        """Whether a prefetch ends as soon as its request could run; it can change at run time."""
-        cache = self.cache
-        return cache is not None and cache.config.prefetch_policy is PrefetchPolicy.BEST_EFFORT
+    def counters(self) -> Counter[str]:
+        """Counts of admission by name, for people and tests; no number ever decreases.
+
+        | name | counts |
+        |---|---|
+        | `delayed_hit_tokens` | see `Request` |
+        | `passed_requests` | requests that stood before one that was admitted |
+        | `steps_held_back` | steps in which a request could run and waited for what others bring |
+        """
+        return self._admission.counters
+
+    @property
+    def _page_size(self) -> int:
+        return self._pool.geometry.page_size
 
     def submit(self, request: Request) -> None:
         """Queue a request; begins its prefetch from storage.
@@ -130,9 +152,7 @@ class Engine:
             raise ConfigError(f"request id {request.request_id!r} is in use")
         request.submitted_at = self._clock.now()
         self._requests[request.request_id] = request
-        self.waiting.append(request)
-        if self.cache is not None:
-            self.cache.prefetch_from_storage(request.request_id, _matchable_key(request))
+        self._admission.submit(request)
 
     def abort(self, request_id: RequestId) -> None:
         """End a request wherever it is; nothing of it is inserted. No effect when it has ended."""
@@ -143,7 +163,7 @@ class Engine:
         if request in self.running:
             self.running.remove(request)
         else:
-            self.waiting.remove(request)
+            self._admission.remove(request)
         self._pages.release(request)
         if self.cache is not None:
             self.cache.release_aborted_request(request_id)
@@ -183,7 +203,7 @@ class Engine:
         """
         if self.cache is not None:
             self.cache.check_hicache_events()
-        self._admit()
+        self._admission.admit(self.running)
         batch = self._next_batch()
         if not batch:
             self._idle()
@@ -201,94 +221,6 @@ class Engine:
         self._note_prefill(batch, self._clock.now() - began)
         self._take_results(batch, choices)
         return [request for request, _ in batch]
-
-    # -- admission ---------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Move requests from `waiting` to `running`, and start their loads together.
-
-        Only as many as this step's batch has room for: who has a load is in the batch that waits
-        for it. Nobody is asked who could not run yet, because under `best_effort` asking ends the
-        prefetch.
-        """
-        num_ending = 0
-        budget = self._chunk_tokens - sum(_prefill_tokens(request) for request in self.running)
-        for request in list(self.waiting):
-            if len(self.running) + num_ending >= self._max_batch_requests or budget < 1:
-                break
-            if self._prepare(request):
-                self.waiting.remove(request)
-                self.running.append(request)
-                budget -= _prefill_tokens(request)
-            elif self._best_effort:
-                num_ending += 1
-        if self._handle is None:
-            return
-        producer = self._handle.cache.ready_to_load_host_cache()
-        for request in self.running:
-            if request.producer == _UNSTARTED:
-                request.producer = producer
-
-    def _prepare(self, request: Request) -> bool:
-        """Give `request` its prefix and pages for the rest; False when it has to wait."""
-        cache = self.cache
-        if cache is None:
-            return self._pages.grow(request)
-        if not cache.check_prefetch_progress(request.request_id):
-            return False
-        key = _matchable_key(request)
-        found = cache.match_prefix(key)
-        cache.inc_lock_ref(found.last_device_node)
-        request.node, request.pages = found.last_device_node, found.device_pages
-        request.num_tree_pages = len(request.pages)
-        # Its own pages come first: a load that is queued cannot be taken back. Making room can take
-        # host pages of the match, so it is asked for again.
-        rest = self._pages.count_for(request.num_tokens) - found.last_host_node.end
-        ready = self._pages.make_room(rest)
-        if ready:
-            found = cache.match_prefix(key)
-            ready = self._load_host_part(request, found)
-        request.num_computed = request.num_tree_pages * self._page_size
-        if ready and self._pages.grow(request):
-            self._count_hits(request, found)
-            return True
-        self._pages.release(request)
-        return False
-
-    def _load_host_part(self, request: Request, found: PrefixMatch) -> bool:
-        """Queue the load of the part that only the host has; False when that has to wait."""
-        cache = self.cache
-        assert cache is not None
-        if request.num_failed_loads:
-            return True
-        load = cache.init_load_back(found)
-        if load.status is LoadStatus.QUEUED:
-            cache.inc_lock_ref(load.node)
-            cache.dec_lock_ref(found.last_device_node)
-            request.node = load.node
-            request.pages = np.concatenate([request.pages, load.device_pages])
-            request.num_tree_pages = len(request.pages)
-            request.producer = _UNSTARTED
-        if load.status is LoadStatus.NO_MEMORY and cache.tree.num_pending_evict_pages:
-            return False
-        return load.status is not LoadStatus.BUSY
-
-    def _count_hits(self, request: Request, found: PrefixMatch) -> None:
-        """Note where the prompt's tokens were found, the first time it is admitted."""
-        assert self.cache is not None
-        from_storage = self.cache.pop_prefetch_loaded_tokens(request.request_id)
-        if request.output_ids:
-            return
-        loaded = request.num_computed - found.device_hit_tokens
-        request.device_hit_tokens = found.device_hit_tokens
-        request.storage_hit_tokens = min(from_storage, loaded)
-        request.host_hit_tokens = loaded - request.storage_hit_tokens
-        self.cache.prompt_tokens.count(
-            request.num_prompt_tokens,
-            device=request.device_hit_tokens,
-            host=request.host_hit_tokens,
-            storage=request.storage_hit_tokens,
-        )
 
     # -- a batch -----------------------------------------------------------------------------
 
@@ -327,7 +259,9 @@ class Engine:
         """Tell the cache what computing costs, where nothing but prompts was computed."""
         only_prompts = all(count > 1 and request.producer == -1 for request, count in batch)
         if self.cache is not None and only_prompts:
-            self.cache.note_prefill(sum(count for _, count in batch), seconds)
+            num_tokens = sum(count for _, count in batch)
+            before = sum(count * (one.num_computed + count / 2) for one, count in batch)
+            self.cache.note_prefill(num_tokens, seconds, context_tokens=before / num_tokens)
 
     def _reserve_writes(self, batch: list[tuple[Request, int]]) -> None:
         """Let the pages of prompts be written while they are computed; they are inserted next."""
@@ -367,7 +301,7 @@ class Engine:
             self._pages.insert(request, chunked=True)
         self.running.remove(request)
         self._pages.release(request)
-        self.waiting.appendleft(request)
+        self._admission.put_back(request)
 
     def _retract_failed_loads(self, batch: list[Request]) -> None:
         """Compute again what a failed load was to bring; its pages still belong to the load."""
@@ -378,22 +312,11 @@ class Engine:
                 request.num_failed_loads += 1
                 self.running.remove(request)
                 self._pages.release(request)
-                self.waiting.appendleft(request)
+                self._admission.put_back(request)
 
     def owned_pages(self) -> list[IntArray]:
         """Return the device pages that requests own, for checks."""
         return [request.pages[request.num_tree_pages :] for request in self.running]
-
-
-def _matchable_key(request: Request) -> RadixKey:
-    """The key without its last token, which has to be computed to give the next one."""
-    key = request.full_key()
-    return key.prefix(len(key) - 1)
-
-
-def _prefill_tokens(request: Request) -> int:
-    """What a request takes of a step's chunk: decoding takes nothing."""
-    return request.num_to_compute if request.num_to_compute > 1 else 0
 
 
 def _doze() -> None:

@@ -47,9 +47,12 @@ class TurnReport:
         answer_tokens: tokens of the answer.
         answer_equal: whether the answer is token for token the one without a cache.
         text: the answer.
+        delayed_hit_tokens: of the found tokens, those that no tier above storage had when the
+            prompt came, and that another request brought while this one waited for it.
 
     Raises:
-        InvariantViolation: the tokens by origin do not add up to the prompt's.
+        InvariantViolation: the tokens by origin do not add up to the prompt's, or more were delayed
+            than were found.
     """
 
     user: int
@@ -65,6 +68,7 @@ class TurnReport:
     answer_tokens: int
     answer_equal: bool
     text: str = ""
+    delayed_hit_tokens: int = 0
 
     def __post_init__(self) -> None:
         by_origin = (
@@ -78,6 +82,13 @@ class TurnReport:
                 [
                     f"turn {self.turn} of user {self.user}: {by_origin} tokens from L1, L2, L3 "
                     f"and computed are not the {self.prompt_tokens} of the prompt"
+                ]
+            )
+        if not 0 <= self.delayed_hit_tokens <= self.prompt_tokens - self.computed_tokens:
+            raise InvariantViolation(
+                [
+                    f"turn {self.turn} of user {self.user}: {self.delayed_hit_tokens} tokens were "
+                    f"found late, of {self.prompt_tokens - self.computed_tokens} that were found"
                 ]
             )
 
@@ -106,6 +117,7 @@ class TurnTotals:
     median_ttft_seconds: float | None
     median_ttft_uncached_seconds: float | None
     median_speed_up: float | None
+    delayed_hit_tokens: int = 0
 
     @classmethod
     def of(cls, turns: Sequence[TurnReport]) -> TurnTotals:
@@ -120,6 +132,7 @@ class TurnTotals:
             median_ttft_seconds=_median([turn.ttft_seconds for turn in turns]),
             median_ttft_uncached_seconds=_median([turn.ttft_uncached_seconds for turn in turns]),
             median_speed_up=_median([turn.speed_up for turn in turns if turn.speed_up is not None]),
+            delayed_hit_tokens=sum(turn.delayed_hit_tokens for turn in turns),
         )
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hicache.radix import RadixNode
     from hicache.types import IntArray, RequestId
 
-__all__ = ["FinishReason", "Request", "TokenChoice"]
+__all__ = ["FinishReason", "Request", "Standing", "TokenChoice"]
 
 
 class FinishReason(str, Enum):
@@ -33,6 +33,28 @@ class TokenChoice:
 
     token_ids: tuple[int, int]
     logits: tuple[float, float]
+
+
+@dataclasses.dataclass
+class Standing:
+    """What a cache-aware scheduler remembers of a request that waits.
+
+    Attributes:
+        num_passes: younger requests that were admitted before it.
+        num_known: leading tokens that were in memory when it was submitted, or admitted last.
+        num_in_memory, num_on_device: those that were in the newest step, and that the device had.
+        num_awaited: leading tokens for which it was held back, or still is.
+        leader: the request whose prefetch it waits for, as that brings a part of its prompt.
+        num_shared: leading tokens that it has in common with `leader`.
+    """
+
+    num_passes: int = 0
+    num_known: int = 0
+    num_in_memory: int = 0
+    num_on_device: int = 0
+    num_awaited: int = 0
+    leader: Request | None = None
+    num_shared: int = 0
 
 
 class Request:
@@ -56,7 +78,11 @@ class Request:
         output_ids: tokens generated so far.
         choices: one per output token.
         num_computed: leading tokens whose K/V is in the request's pages.
+        num_host_pages: leading pages that need no write, as the host had them at admission.
         device_hit_tokens, host_hit_tokens, storage_hit_tokens: prompt tokens found in each tier.
+        delayed_hit_tokens: of these, those that no memory had when it was submitted, and that
+            another request's prefetch or computation has brought while it was held back for them.
+        standing: of the request in the queue.
         submitted_at, first_token_at: seconds on the engine's clock.
     """
 
@@ -85,6 +111,8 @@ class Request:
         self.device_hit_tokens = 0
         self.host_hit_tokens = 0
         self.storage_hit_tokens = 0
+        self.delayed_hit_tokens = 0
+        self.standing = Standing()
         self.num_failed_loads = 0
         self.producer = -1
         self.release()
@@ -94,6 +122,7 @@ class Request:
         self.pages: IntArray = np.empty(0, dtype=np.int64)
         self.num_tree_pages = 0
         self.num_computed = 0
+        self.num_host_pages = 0
         self.node: RadixNode | None = None
         self.producer = -1
 
@@ -144,6 +173,11 @@ class Request:
     def full_key(self) -> RadixKey:
         """Return the key of all tokens so far."""
         return self.prompt_key.extend(self.output_ids) if self.output_ids else self.prompt_key
+
+    def matchable_key(self) -> RadixKey:
+        """Return the key without its last token, which has to be computed to give the next one."""
+        key = self.full_key()
+        return key.prefix(len(key) - 1)
 
     def take(self, choices: Sequence[TokenChoice]) -> int:
         """Append chosen tokens up to the one that ends the answer; return how many."""

@@ -56,8 +56,10 @@ class RequestPages:
         """
         if self._cache is None or not request.cacheable:
             return
+        # The host may have pages that are computed all the same, as that is faster than a load.
+        first = max(request.num_tree_pages, request.num_host_pages)
         last = (request.num_computed + num_tokens) // self._page_size
-        self._cache.reserve_write(request.request_id, request.pages[request.num_tree_pages : last])
+        self._cache.reserve_write(request.request_id, request.pages[first:last])
 
     def insert(self, request: Request, *, chunked: bool) -> None:
         """Give the tree what is computed, and let the page table point at the tree's pages.

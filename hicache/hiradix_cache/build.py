@@ -149,7 +149,7 @@ def create_hiradix_cache(
         CapacityError: the machine cannot give the host pools.
     """
     require_restorable(layer_kinds)
-    policy = create_policy(config.eviction_policy)
+    create_policy(config.eviction_policy)  # a ConfigError before anything is allocated
     _require_page_size(config, device_pool)
     num_host_pages = _num_host_pages(config, (device_pool, *side_pools))
     cp = None
@@ -179,7 +179,7 @@ def create_hiradix_cache(
         mover.close(timeout_seconds=5.0)
         _unregister((device_pool, *side_pools))
         raise
-    return HiRadixCache(controller, create_policy=policy, clock=clock), counter
+    return HiRadixCache(controller, clock=clock), counter
 
 
 def _num_host_pages(config: HiCacheConfig, device_pools: Sequence[DevicePool]) -> int:

@@ -18,7 +18,7 @@ from hicache.hiradix_cache.publishing import Publisher
 from hicache.hiradix_cache.results import PrefixMatch
 from hicache.hiradix_cache.store_calls import StoreCalls
 from hicache.pools import SlotTable
-from hicache.radix import LruPolicy, RadixTree
+from hicache.radix import RadixTree, policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class HiRadixCache:
 
     Args:
         controller: carries the movements out; closed with the cache.
-        create_policy: order of eviction; `create_hiradix_cache` gives the configured one.
+        create_policy: makes an order of eviction; None for that of the configuration.
         clock: for prefetches under `timeout`.
         sleep: called with seconds by `flush` between its steps.
 
@@ -64,14 +64,15 @@ class HiRadixCache:
         self,
         controller: HiCacheController,
         *,
-        create_policy: Callable[[], EvictionPolicy] = LruPolicy,
+        create_policy: Callable[[], EvictionPolicy] | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._sleep = sleep
         self.controller = controller
         tree_class = RadixTree if controller.meeting.alone else FollowedTree
-        self.tree = tree_class(self.config.page_size, create_policy=create_policy)
+        create_queue = create_policy or policies.create_policy(self.config.eviction_policy)
+        self.tree = tree_class(self.config.page_size, create_policy=create_queue)
         self.counters: Counter[str] = Counter()
         self.prompt_tokens = PromptTokens()
         self._slot_table = SlotTable(controller.num_device_page_ids, self.config.page_size)
@@ -191,16 +192,15 @@ class HiRadixCache:
         Evicts host pages and retries once when the host pool is full. `start_writing` of the
         controller starts what is queued; `check_hicache_events` does so too.
 
-        Returns:
-            Pages queued; 0 when nothing is to be written or the host has no room.
+        Returns the pages queued; 0 when nothing is to be written or the host has no room.
         """
         return self._writer.write_backup(node)
 
     def evict(self, num_pages: int) -> EvictOutcome:
         """Free device pages, least recently used leaves first; never waits.
 
-        With `write_back` or `write_behind`, pages without a host copy become free when their write
-        has ended: a caller with too few pages asks again next step.
+        Pages that are written first, as some policies have it, become free when that has ended: a
+        caller with too few asks again next step.
         """
         self._check_thread()
         return self._writer.evict(num_pages)
@@ -211,18 +211,28 @@ class HiRadixCache:
 
     # -- L2 -> L1 ----------------------------------------------------------------------------
 
-    def init_load_back(self, found: PrefixMatch, *, mem_quota: int | None = None) -> LoadBack:
+    def init_load_back(
+        self,
+        found: PrefixMatch,
+        *,
+        mem_quota: int | None = None,
+        num_tokens: int | None = None,
+        chunk_tokens: int | None = None,
+    ) -> LoadBack:
         """Queue the load of the host pages of a match that was just made: all of them or none.
 
-        Evicts device pages and retries once when the device pool is full. The request locks the
-        returned node, and its layers wait for the producer that `ready_to_load_host_cache` gives.
+        With `load_cost_estimate`, of as many leading ones as are not computed sooner. Evicts device
+        pages and retries once when the device pool is full. The request locks the returned node,
+        and its layers wait for the producer that `ready_to_load_host_cache` gives.
 
         Args:
             found: the newest result of `match_prefix` for the request.
             mem_quota: device tokens that the load may take at most.
+            num_tokens: of the request, which tells what is computed meanwhile; None loads all.
+            chunk_tokens: of it that a forward pass computes at most; None for all.
         """
         self._check_thread()
-        return self._loader.begin(found, mem_quota)
+        return self._loader.begin(found, mem_quota, num_tokens, chunk_tokens)
 
     def ready_to_load_host_cache(self) -> int:
         """Start the queued loads; return the producer index that the batch waits on, or -1."""
@@ -247,21 +257,26 @@ class HiRadixCache:
     def check_prefetch_progress(self, request_id: RequestId) -> bool:
         """Whether the request need not wait for its prefetch any longer.
 
-        True when there is none. Under `best_effort` the first question ends the prefetch, which
-        takes effect in the next `check_hicache_events`: until then the answer is False.
+        True when there is none. Under `best_effort` the first question ends the prefetch, under
+        `adaptive` the first one that finds it not worth waiting for; which takes effect in the next
+        `check_hicache_events`: until then the answer is False.
         """
         return self._prefetcher.check(request_id)
+
+    def prefetch_reach(self, request_id: RequestId) -> int:
+        """Return up to which token a request's prefetch that has not ended is to bring its key.
+
+        All that was asked for until storage has said what it has. 0 when there is none.
+        """
+        return self._prefetcher.reach(request_id)
 
     def pop_prefetch_loaded_tokens(self, request_id: RequestId) -> int:
         """Return, once, how many tokens a request's prefetch has put on the host."""
         return self._prefetcher.pop_loaded_tokens(request_id)
 
-    def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Take note of a pass over `num_tokens` prompt tokens that waited for no load.
-
-        What `prefetch.cost_estimate` compares reads with.
-        """
-        self.controller.costs.note_prefill(num_tokens, seconds)
+    def note_prefill(self, num_tokens: int, seconds: float, *, context_tokens: float = 0.0) -> None:
+        """See `CostModel.note_prefill`: reads and loads are compared with it."""
+        self.controller.costs.note_prefill(num_tokens, seconds, context_tokens=context_tokens)
 
     def release_aborted_request(self, request_id: RequestId) -> None:
         """Forget a request that will not be inserted any more; its prefetch ends."""
@@ -352,23 +367,17 @@ class HiRadixCache:
         go from the root to the leaves, so that what is stored in time can be hit.
 
         Ends when copies have brought nothing more. The time is counted in steps, so that all ranks
-        take as many.
-
-        Returns:
-            Pages that storage still lacks, at most; 0 without a store, as nothing could be done.
+        take as many. Returns the pages that storage still lacks, at most; 0 without a store.
         """
         self._check_thread()
-        write_unstored, sleep = self._writer.write_unstored, self._sleep
-        return flush_to_storage(self, write_unstored, sleep, timeout_seconds)
+        with self._persister.storing_all():
+            return flush_to_storage(self, self._writer.write_unstored, self._sleep, timeout_seconds)
 
     def close(self, timeout_seconds: float = 10.0) -> bool:
         """Stop everything in time, also when a backend call hangs.
 
-        What was not written yet is lost; see `flush`.
-
-        Returns:
-            False when a call still runs; the memory it uses stays mapped. A later `close` looks
-            again.
+        What was not written yet is lost; see `flush`. Returns False when a call still runs: the
+        memory that it uses stays mapped, and a later `close` looks again.
         """
         self._publisher.drop_queued()
         stopped = self.controller.close(timeout_seconds)

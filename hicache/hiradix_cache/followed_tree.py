@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from hicache.radix import LearningPolicy, LruPolicy, RadixTree
+from hicache.radix import Admission, Duplicates, LearningPolicy, LruPolicy, RadixTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,6 +69,9 @@ class FollowedTree(RadixTree):
             page_size, create_policy=lambda: _FollowedPolicy(create_policy(), self._follow)
         )
 
+    def _create_duplicates(self) -> EvictionPolicy:
+        return _FollowedPolicy(super()._create_duplicates(), self._follow)
+
     def match(self, key: RadixKey) -> MatchResult:
         """See `PrefixTree.match`."""
         found = super().match(key)
@@ -101,16 +104,23 @@ class FollowedTree(RadixTree):
         self._follow(_Call.UNLOCK, node.id, node.lock_ref)
 
     def evict(
-        self, num_pages: int, *, write_back: bool = False, worth_only: bool = False
+        self,
+        num_pages: int,
+        *,
+        write_back: bool = False,
+        admission: Admission = Admission.ALL,
+        max_writes: int | None = None,
     ) -> EvictResult:
         """See `RadixTree.evict`."""
-        result = super().evict(num_pages, write_back=write_back, worth_only=worth_only)
+        result = super().evict(
+            num_pages, write_back=write_back, admission=admission, max_writes=max_writes
+        )
         self._follow(_Call.EVICT, len(result.freed), result.num_pending, len(result.writes))
         return result
 
-    def evict_host(self, num_pages: int, *, keep_duplicates: bool = False) -> IntArray:
+    def evict_host(self, num_pages: int, *, duplicates: Duplicates = Duplicates.FIRST) -> IntArray:
         """See `RadixTree.evict_host`."""
-        freed = super().evict_host(num_pages, keep_duplicates=keep_duplicates)
+        freed = super().evict_host(num_pages, duplicates=duplicates)
         self._follow(_Call.EVICT_HOST, len(freed))
         return freed
 

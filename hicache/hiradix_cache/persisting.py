@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from hicache.types import StorageAdmission
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Iterator
 
     from hicache.controller import HiCacheController
     from hicache.controller.operations import StorageOperation
@@ -23,7 +27,7 @@ _LONGEST_PAUSE_STEPS = 8192
 
 
 class Persister:
-    """Persists each run once it has a host copy.
+    """Persists runs once they have a host copy: all, or those that may well be used again.
 
     A run that storage did not take, or for which there was no room in the queue, is remembered and
     tried again after a pause, which doubles while storage goes on to fail and ends when it takes
@@ -41,6 +45,27 @@ class Persister:
         self._left_out: deque[RadixNode] = deque(maxlen=_MAX_LEFT_OUT)
         self._pause_steps = _FIRST_PAUSE_STEPS
         self._steps_left = 0
+        self._stores_all = False
+
+    @contextmanager
+    def storing_all(self) -> Iterator[None]:
+        """Leave nothing out inside, whatever `storage.admission` says."""
+        self._stores_all = True
+        try:
+            yield
+        finally:
+            self._stores_all = False
+
+    def offer(self, node: RadixNode) -> None:
+        """Persist `node`, or what of its prefix `storage.admission` lets pass."""
+        storage = self._controller.storage
+        if storage is None or node.host_pages is None or node.persisted or node.persist_ticket:
+            return
+        if storage.admission is StorageAdmission.ADAPTIVE and not self._stores_all:
+            admitted = self._tree.keep_history().admit_to_storage(node)
+            self._counters["refused_persist_pages"] += node.end - admitted.end
+            node = admitted
+        self.persist(node)
 
     def persist(self, node: RadixNode) -> None:
         """Queue `node` and its ancestors that storage does not hold; nothing without a store."""

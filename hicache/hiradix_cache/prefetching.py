@@ -9,6 +9,7 @@ import numpy as np
 from hicache.controller import AttachmentState
 from hicache.hashing import TOKEN_BYTES, hash_pages
 from hicache.hiradix_cache.doubts import DoubtedPages
+from hicache.hiradix_cache.read_costs import ReadCosts
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Prefetcher:
         self._loaded_tokens: dict[RequestId, int] = {}
         self._deadlines: dict[RequestId, float] = {}
         self._doubted = DoubtedPages()
+        self._costs = ReadCosts(controller)
 
     def begin(self, request_id: RequestId, key: RadixKey) -> bool:
         """See `HiRadixCache.prefetch_from_storage`."""
@@ -97,20 +99,32 @@ class Prefetcher:
 
     def check(self, request_id: RequestId) -> bool:
         """See `HiRadixCache.check_prefetch_progress`."""
-        best_effort = self._policy is PrefetchPolicy.BEST_EFFORT
         refused = self._refused.get(request_id)
         if refused is not None and not self.begin(request_id, refused):
-            if best_effort:
+            if self._policy in (PrefetchPolicy.BEST_EFFORT, PrefetchPolicy.ADAPTIVE):
                 self._refused.pop(request_id, None)
             # Still no room: those that hold it end by their deadlines.
             return request_id not in self._refused
         operation = self._by_request.get(request_id)
         if operation is None:
             return True
-        operation.wanted = True
-        if best_effort:
+        if self._policy is PrefetchPolicy.BEST_EFFORT:
             self._terminate(operation)
+        elif self._policy is PrefetchPolicy.ADAPTIVE:
+            self._end_unless_worth_it(operation)
+        operation.wanted = True
         return False
+
+    def reach(self, request_id: RequestId) -> int:
+        """See `HiRadixCache.prefetch_reach`."""
+        refused = self._refused.get(request_id)
+        if refused is not None:
+            return len(refused) // self._page_size * self._page_size
+        operation = self._by_request.get(request_id)
+        if operation is None:
+            return 0
+        pages = operation.hashes if operation.host_pages is None else operation.host_pages
+        return (operation.ticket.first_page + len(pages)) * self._page_size
 
     def abort(self, request_id: RequestId) -> None:
         """End the prefetch of a request that is gone; what has arrived is kept."""
@@ -144,6 +158,9 @@ class Prefetcher:
         Under `timeout`, also end the prefetches whose time is over; `now` is in seconds, and the
         same on every rank.
         """
+        for operation, num_arrived in finished.arriving:
+            if num_arrived > operation.num_arrived:
+                operation.num_arrived, operation.progressed_at = num_arrived, now
         for operation, num_hits in finished.queries:
             self._start(operation, num_hits)
         for operation, num_good in finished.prefetches:
@@ -202,7 +219,12 @@ class Prefetcher:
         void |= self._controller.storage is None
         num_hits = self._doubted.num_credible(operation.hashes[:num_hits])
         too_few = num_hits < self._threshold_pages
-        if void or operation.terminated or too_few or not self._is_worth_it(operation):
+        if not (void or operation.terminated or too_few):
+            num_hits = self._costs.num_worth_reading(
+                operation, num_hits, least_pages=self._threshold_pages
+            )
+            too_few = num_hits < self._threshold_pages
+        if void or operation.terminated or too_few:
             self._counters["prefetch_revoked"] += 1
             self._forget(operation)
             return
@@ -220,14 +242,14 @@ class Prefetcher:
             # The head of the hit is worth having without its tail.
             host_pages = self._controller.host_allocator.alloc(num_pages)
             assert host_pages is not None
+        operation.progressed_at = self._controller.now
         self._queue.start_prefetch(operation, host_pages)
 
-    def _is_worth_it(self, operation: PrefetchOperation) -> bool:
-        """Whether to read a hit rather than compute it; asked once, however long it waits."""
-        if not operation.judged:
-            operation.judged = True
-            return self._controller.costs.admits_read()
-        return True
+    def _end_unless_worth_it(self, operation: PrefetchOperation) -> None:
+        """End what would come later than it could be computed."""
+        if not operation.terminated and not self._costs.is_worth_waiting(operation):
+            self._counters["prefetch_ended_by_cost"] += 1
+            self._terminate(operation)
 
     def _is_crowded(self, num_pages: int) -> bool:
         """Whether room for `num_pages` would cost pages of requests that still wait."""
@@ -260,6 +282,8 @@ class Prefetcher:
         waited = self._by_request.get(operation.request_id) is operation
         # One that another's doubt has ended says nothing about the page that it was at.
         waited &= self._doubted.num_credible(asked) == len(asked)
+        # Nor does one that was too slow for its request, which is no broken promise.
+        waited &= not (operation.terminated and self._policy is PrefetchPolicy.ADAPTIVE)
         if not waited or self._policy is PrefetchPolicy.BEST_EFFORT:
             return
         missing = asked[num_good]

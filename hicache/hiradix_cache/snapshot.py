@@ -29,6 +29,7 @@ def snapshot_of(cache: HiRadixCache) -> CacheSnapshot:
         num_evictable_tokens=tree.evictable_size,
         num_protected_tokens=tree.protected_size,
         num_prompt_tokens=cache.prompt_tokens.total,
+        num_delayed_hit_tokens=cache.prompt_tokens.delayed,
         cached_tokens={tier.value: count for tier, count in cache.prompt_tokens.cached.items()},
         movements={
             kind.value: MovementUse(

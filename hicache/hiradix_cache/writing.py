@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache.hiradix_cache.results import EvictOutcome
+from hicache.radix import Admission, Duplicates, write_rule_for
 from hicache.types import WritePolicy
 
 if TYPE_CHECKING:
@@ -16,15 +17,12 @@ if TYPE_CHECKING:
     from hicache.controller import CacheOperation, HiCacheController
     from hicache.hiradix_cache.persisting import Persister
     from hicache.hiradix_cache.returning import PageReturns
-    from hicache.radix import InsertResult, RadixNode, RadixTree, Ticket
+    from hicache.radix import InsertResult, RadixNode, RadixTree, Ticket, WriteRule
     from hicache.types import IntArray, RequestId
 
 __all__ = ["HostWriter"]
 
 _NONE: IntArray = np.empty(0, dtype=np.int64)
-
-_SELECTIVE_HITS = 2
-"""Requests that must have used a run before `write_through_selective` writes it."""
 
 _MAX_BEHIND = 4096
 """Nodes that `write_behind` remembers; beyond, the oldest is left to be written on eviction."""
@@ -39,6 +37,9 @@ class HostWriter:
     | `write_through_selective` | a second request inserts it |
     | `write_behind` | the write stream is idle, free device pages get few, or it is evicted |
     | `write_back` | it is evicted, or free device pages get few |
+    | `adaptive` | likewise, if worth what the host gives up; at once for a store of everything |
+
+    `write_rule_for` says what that asks of the tree.
     """
 
     def __init__(
@@ -58,43 +59,43 @@ class HostWriter:
         num_pages = controller.device_allocator.num_pages
         self._watermark_pages = int(controller.config.write_watermark * num_pages)
         self._behind: deque[RadixNode] = deque(maxlen=_MAX_BEHIND)
+        self._keep_history()
 
     @property
     def _policy(self) -> WritePolicy:
         return self._controller.config.write_policy
 
     @property
+    def _rule(self) -> WriteRule:
+        storage = self._controller.storage
+        return write_rule_for(self._policy, None if storage is None else storage.admission)
+
+    @property
     def _on_eviction(self) -> bool:
         """Whether what is evicted unwritten is written first."""
-        on_eviction = self._policy in (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
-        return on_eviction and not self._controller.is_off
+        return self._rule.on_eviction and not self._controller.is_off
 
     def reserve(self, request_id: RequestId, device_pages: IntArray) -> bool:
         """See `HiRadixCache.reserve_write`."""
-        wanted = (
-            self._policy is WritePolicy.WRITE_THROUGH and self._controller.config.write_by_layer
-        )
+        wanted = self._rule.min_uses == 0 and self._controller.config.write_by_layer
         if not wanted or not len(device_pages) or self._controller.is_off:
             return False
-        self._make_room(len(device_pages))
+        self._make_room(len(device_pages), self._rule.duplicates)
         return self._controller.reserve_write(request_id, device_pages)
 
     def after_insert(self, result: InsertResult, request_id: RequestId) -> None:
         """Queue what the policy writes because of an insertion, and start it."""
         node = result.node
-        if self._policy is WritePolicy.WRITE_THROUGH:
+        due = self._rule.due(node)
+        if due is not None:
+            node = due
             self.write_backup(node, reserved_by=request_id)
-            self._controller.reservations.abandon(request_id)
-        elif self._policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            # Nobody uses a run without its prefix, so counts do not rise on the way down.
-            while node.num_uses < _SELECTIVE_HITS and node.parent is not None:
-                node = node.parent
-            self.write_backup(node)
         elif self._policy is WritePolicy.WRITE_BEHIND and not node.backed_or_in_flight:
             self._behind.append(node)
+        self._controller.reservations.abandon(request_id)
         self._controller.start_writing()
         if node.host_pages is not None:
-            self._persister.persist(node)
+            self._store(node)
 
     def write_backup(self, node: RadixNode, *, reserved_by: RequestId | None = None) -> int:
         """See `HiRadixCache.write_backup`; may be what a request has reserved."""
@@ -109,7 +110,10 @@ class HostWriter:
 
     def evict(self, num_pages: int) -> EvictOutcome:
         """See `HiRadixCache.evict`."""
-        result = self._tree.evict(num_pages, write_back=self._on_eviction)
+        result = self._tree.evict(
+            num_pages, write_back=self._on_eviction, admission=self._rule.admission
+        )
+        self._counters["refused_write_pages"] += result.num_refused
         num_freed = self._returns.device(result.freed)
         for ticket in result.writes:
             if not self._queue(ticket):
@@ -119,9 +123,9 @@ class HostWriter:
         self._counters["evicted_device_pages"] += num_freed
         return EvictOutcome(num_freed, self._tree.num_pending_evict_pages)
 
-    def evict_host(self, num_pages: int, *, keep_duplicates: bool = False) -> int:
+    def evict_host(self, num_pages: int, *, duplicates: Duplicates = Duplicates.FIRST) -> int:
         """See `HiRadixCache.evict_host` and `RadixTree.evict_host`."""
-        pages = self._tree.evict_host(num_pages, keep_duplicates=keep_duplicates)
+        pages = self._tree.evict_host(num_pages, duplicates=duplicates)
         num_freed = self._returns.host(pages)
         self._counters["evicted_host_pages"] += num_freed
         return num_freed
@@ -168,8 +172,13 @@ class HostWriter:
         self._end(write.ticket, write.host_pages, write.ticket.num_pages if good else 0)
 
     def reset(self) -> None:
-        """Forget what was to be written."""
+        """Forget what was to be written: the tree was reset, or the policy is another one."""
         self._behind.clear()
+        self._keep_history()
+
+    def _keep_history(self) -> None:
+        if self._policy is WritePolicy.ADAPTIVE:
+            self._tree.keep_history()
 
     def _write_one_behind(self) -> None:
         """Queue the oldest node that still has to be written."""
@@ -184,8 +193,11 @@ class HostWriter:
         Copies of what the device has too do not make room for them: those are other victims', and
         victims would undo each other's writes for ever.
         """
-        for ticket in self._tree.begin_writes_ahead(self._watermark_pages):
-            if not self._queue(ticket, keep_duplicates=True):
+        tickets = self._tree.begin_writes_ahead(
+            self._watermark_pages, admission=self._rule.admission
+        )
+        for ticket in tickets:
+            if not self._queue(ticket, Duplicates.STAY):
                 self._end(ticket, _NONE, 0)
 
     def _use_reserved(self, node: RadixNode, ticket: Ticket, request_id: RequestId) -> bool:
@@ -199,7 +211,7 @@ class HostWriter:
             above=top.parent.write_ticket,
         )
 
-    def _queue(self, ticket: Ticket, *, keep_duplicates: bool = False) -> bool:
+    def _queue(self, ticket: Ticket, duplicates: Duplicates | None = None) -> bool:
         """Queue the write of `ticket`; False, and nothing has happened, without host pages.
 
         Neither is a write queued that has failed already, with one that was begun before it.
@@ -207,25 +219,20 @@ class HostWriter:
         if self._tree.write_has_failed(ticket):
             return False
         pages = self._tree.ticket_device_pages(ticket)
-        self._make_room(len(pages), keep_duplicates=keep_duplicates)
+        duplicates = duplicates or self._rule.duplicates
+        self._make_room(len(pages), duplicates)
         write = self._controller.write(pages, ticket=ticket)
         if write is None and len(pages) <= self._controller.host_allocator.num_available:
             # Enough are free, but not of the ranks that own these pages.
-            self.evict_host(len(pages), keep_duplicates=keep_duplicates)
+            self.evict_host(len(pages), duplicates=duplicates)
             write = self._controller.write(pages, ticket=ticket)
         return write is not None
 
-    def _make_room(self, num_pages: int, *, keep_duplicates: bool = False) -> None:
-        """Evict host pages so that `num_pages` can be written, if that many can be at all.
-
-        Unless evictions are written, copies of device pages go last: the oldest of them are what
-        the device is about to evict, and would be lost with their second copy.
-        """
+    def _make_room(self, num_pages: int, duplicates: Duplicates) -> None:
+        """Evict host pages so that `num_pages` can be written, if that many can be at all."""
         num_missing = self._num_missing(num_pages)
-        if num_missing and not self._on_eviction:
-            num_missing -= self.evict_host(num_missing, keep_duplicates=True)
-        if num_missing > 0:
-            self.evict_host(num_missing, keep_duplicates=keep_duplicates)
+        if num_missing:
+            self.evict_host(num_missing, duplicates=duplicates)
 
     def _num_missing(self, num_pages: int) -> int:
         """Return how many host pages to evict for `num_pages`; 0 if those can never be had."""
@@ -233,6 +240,13 @@ class HostWriter:
         if num_pages > allocator.num_pages:
             return 0
         return max(0, num_pages - allocator.num_available)
+
+    def _store(self, node: RadixNode) -> None:
+        """Persist what the store takes; a policy that left something unwritten has seen to it."""
+        if self._rule.admission is Admission.ALL:
+            self._persister.offer(node)
+        else:
+            self._persister.persist(node)
 
     def _drop(self, ticket: Ticket) -> int:
         """End a write for which the host has no room; return the device pages that became free."""
@@ -243,7 +257,7 @@ class HostWriter:
         commit = self._tree.commit_write(ticket, host_pages, num_good)
         self._returns.host(commit.untaken_host)
         if commit.node is not None:
-            self._persister.persist(commit.node)
+            self._store(commit.node)
         self._returns.copy_ended(ticket)
         num_freed = self._returns.device(commit.freed_device)
         if not num_good or len(commit.untaken_host):

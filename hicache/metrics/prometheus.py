@@ -157,6 +157,12 @@ def _prompts(snapshot: CacheSnapshot) -> Iterator[Metric]:
         "cache_source",
         dict(snapshot.cached_tokens),
     )
+    yield CounterMetricFamily(
+        "hicache_delayed_hit_tokens",
+        "Of the cached tokens, those that no memory had when their prompt came, and that another "
+        "request fetched or computed while it waited for them. The scheduler counts them.",
+        value=snapshot.num_delayed_hit_tokens,
+    )
 
 
 def _movements(snapshot: CacheSnapshot) -> Iterator[Metric]:

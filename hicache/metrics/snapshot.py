@@ -100,6 +100,7 @@ class CacheSnapshot:
             with one.
         num_prompt_tokens: of requests whose hits were counted.
         cached_tokens: of these, those found, by the tier that had them.
+        num_delayed_hit_tokens: of those, what came while the request waited for another's.
         movements: `write`, `load`, `persist`, `prefetch`.
         events: everything else that is counted, by name.
         store: see `StoreUse`.
@@ -112,6 +113,7 @@ class CacheSnapshot:
     num_protected_tokens: int
     num_prompt_tokens: int
     cached_tokens: Mapping[str, int]
+    num_delayed_hit_tokens: int
     movements: Mapping[str, MovementUse]
     events: Mapping[str, int]
     store: StoreUse

@@ -18,10 +18,13 @@ from hicache.radix.records import (
     WriteCommit,
 )
 from hicache.radix.tree import RadixTree
+from hicache.radix.write_rule import Admission, Duplicates, WriteRule, write_rule_for
 
 __all__ = [
     "POLICY_NAMES",
+    "Admission",
     "CopyKind",
+    "Duplicates",
     "EvictResult",
     "EvictionPolicy",
     "HeldPages",
@@ -37,6 +40,8 @@ __all__ = [
     "ResetResult",
     "Ticket",
     "WriteCommit",
+    "WriteRule",
     "check_tree",
     "create_policy",
+    "write_rule_for",
 ]

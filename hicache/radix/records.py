@@ -115,11 +115,13 @@ class EvictResult(NamedTuple):
         freed: page ids that nobody owns any more; the caller returns them to the allocator.
         num_pending: pages that become free when writes in flight end.
         writes: tickets of writes that have to be carried out before their pages are free.
+        num_refused: freed pages that were not worth a place on the host.
     """
 
     freed: IntArray
     num_pending: int
     writes: tuple[Ticket, ...]
+    num_refused: int = 0
 
 
 class WriteCommit(NamedTuple):

@@ -27,16 +27,21 @@ class Residency:
 
     Attributes:
         device: device-resident, unlocked nodes below which nothing is device-resident.
-        duplicates: nodes whose host pages repeat device pages and may go.
+        duplicates: nodes whose host pages repeat device pages and may go; ordered by a policy of
+            their own, as the device's copy is not lost with theirs.
         soles: nodes that only the host holds and that may go.
         num_device_pages: pages of all nodes with device pages.
         num_locked_pages: device pages of nodes with a lock.
         num_host_pages: pages of all nodes with host pages.
     """
 
-    def __init__(self, create_policy: Callable[[], EvictionPolicy]) -> None:
+    def __init__(
+        self,
+        create_policy: Callable[[], EvictionPolicy],
+        create_duplicates: Callable[[], EvictionPolicy],
+    ) -> None:
         self.device = create_policy()
-        self.duplicates = create_policy()
+        self.duplicates = create_duplicates()
         self.soles = create_policy()
         self.num_device_pages = 0
         self.num_locked_pages = 0

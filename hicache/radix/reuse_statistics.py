@@ -47,8 +47,14 @@ _FADING: Final = tuple(
 All that is known of one request fades alike, whether its pages have waited to the end or not.
 """
 
+_PAGES_SHIFT: Final = 16
+"""Pages are counted in so fine parts that forgetting some of them leaves a part."""
+
 _UNIT: Final = _ONE_REQUEST << _FADING_SHIFT
 """The weight of one request that has not faded."""
+
+_LOSS_SHIFT: Final = 7
+"""What is given up as hopeless may cost a 128th of the uses."""
 
 _PRIOR_HAZARD: Final = 0.1
 _PRIOR_REQUESTS: Final = 4.0
@@ -78,18 +84,28 @@ class ReuseStatistics:
     hardly seen like all others. The past is forgotten gradually. Sums are of integers, so that all
     ranks get the same.
 
+    The hazards also say how likely a page is used again at all. Of what is offered for keeping the
+    cells with the least prospects are hopeless: as many as together hardly cost any of the uses.
+
     Memory is constant, and so is the cost per call, amortised.
 
     Attributes:
         now: requests so far.
         version: counts estimates.
         worth: of each cell, in uses per page and request; comparable among each other.
+        hopeless: whether pages of a cell may be given up although there is room for them.
+        stay_per_use: requests that evicted pages stayed after their last use, by uses of pages.
     """
 
     def __init__(self) -> None:
         self.now = 0
         self.version = 0
         self.worth = [0.0] * NUM_CELLS
+        self.hopeless = [False] * NUM_CELLS
+        self.stay_per_use = 0.0
+        self._used_pages = 0
+        self._stay = 0
+        self._offered_pages = [0] * NUM_CELLS
         self._recent_pages = 0
         self._page_weights = array("q", bytes(8 * _HORIZON))
         self._waiting = array("q", bytes(8 * _HORIZON * _NUM_CLASSES))
@@ -124,6 +140,8 @@ class ReuseStatistics:
             num_pages: how many; others of the same run may go on waiting.
             reused: whether this request uses them; otherwise a use would not be seen any more.
         """
+        if reused:
+            self._used_pages += num_pages << _PAGES_SHIFT
         age = self.now - last_use
         if age >= _HORIZON:
             return
@@ -131,6 +149,15 @@ class ReuseStatistics:
         weight = num_pages * self._page_weights[row]
         self._waiting[cell // NUM_AGES * _HORIZON + row] -= weight
         (self._reused if reused else self._left)[cell] += weight * _FADING[cell % NUM_AGES]
+
+    def offer(self, cell: int, num_pages: int) -> bool:
+        """Note that pages could be kept in a further place; return whether they are hopeless."""
+        self._offered_pages[cell] += num_pages << _PAGES_SHIFT
+        return self.hopeless[cell]
+
+    def note_stay(self, last_use: int, num_pages: int) -> None:
+        """Note that pages are evicted that were used in the request `last_use`."""
+        self._stay += (self.now - last_use) * num_pages << _PAGES_SHIFT
 
     def _estimate(self) -> None:
         self.version += 1
@@ -143,13 +170,30 @@ class ReuseStatistics:
                 older += self._reused[cell] + undecided
         reused = [count / _UNIT for count in self._reused]
         hazards = _hazards_by_age(reused, exposed)
+        prospects: list[float] = []
         for first in range(0, NUM_CELLS, NUM_AGES):
             cells = slice(first, first + NUM_AGES)
             hazards = _hazards(reused[cells], exposed[cells], hazards)
             self.worth[cells] = _worth(hazards)
+            prospects += _prospects(hazards)
+        self._give_up(prospects)
+        self.stay_per_use = self._stay / max(self._used_pages, 1)
         self._forget()
 
+    def _give_up(self, prospects: list[float]) -> None:
+        """Find the hopeless cells: the least prospects first, while that costs hardly any use."""
+        may_cost = self._used_pages / (1 << _LOSS_SHIFT)
+        self.hopeless = [False] * NUM_CELLS
+        for cell in sorted(range(NUM_CELLS), key=prospects.__getitem__):
+            may_cost -= prospects[cell] * self._offered_pages[cell]
+            if may_cost <= 0:
+                break
+            self.hopeless[cell] = self._offered_pages[cell] > 0
+
     def _forget(self) -> None:
+        self._used_pages -= self._used_pages >> _FORGET_SHIFT
+        self._stay -= self._stay >> _FORGET_SHIFT
+        self._offered_pages = [count - (count >> _FORGET_SHIFT) for count in self._offered_pages]
         self._reused = [count - (count >> _FORGET_SHIFT) for count in self._reused]
         self._left = [count - (count >> _FORGET_SHIFT) for count in self._left]
 
@@ -191,6 +235,15 @@ def _hazards(reused: list[float], exposed: list[float], prior: list[float]) -> l
         )
         for seen, risk, chance in zip(reused, exposed, prior, strict=True)
     ]
+
+
+def _prospects(hazards: list[float]) -> list[float]:
+    """Return, for each age, the chance that a page is used again."""
+    prospects, idle = [0.0] * len(hazards), 1.0
+    for age in range(len(hazards) - 1, -1, -1):
+        idle *= 1 - hazards[age]
+        prospects[age] = 1 - idle
+    return prospects
 
 
 def _worth(hazards: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import xxhash
 
 from hicache.radix.reuse_statistics import ReuseStatistics, cell_of
+from hicache.radix.write_rule import Admission
 
 if TYPE_CHECKING:
     from hicache.radix.node import RadixNode
@@ -17,12 +18,15 @@ __all__ = ["RunHistory"]
 _MAX_EVICTED_RUNS: Final = 1 << 11
 """Evicted runs that are remembered; beyond, the one that was evicted first is forgotten."""
 
-
 _FLOOR_VICTIMS: Final = 64
 """Host victims over which their worth is averaged."""
 
 _FLOOR_REFUSALS: Final = 1024
 """So many refusals in a row lower the bar to a third."""
+
+
+_NOTICEABLE: Final = 0.025
+"""Share of all uses that is worth writing anew what the host gave up and the device then evicts."""
 
 
 class _EvictedRun(NamedTuple):
@@ -67,19 +71,51 @@ class RunHistory:
         """Note that the host gives up its pages of `node`."""
         self.host_floor += (self._worth(node) - self.host_floor) / _FLOOR_VICTIMS
 
-    def admit_to_host(self, node: RadixNode) -> bool:
-        """Return whether the pages of `node` are worth what the host would give up for them.
+    def note_device_victim(self, node: RadixNode) -> None:
+        """Note that the device gives up its pages of `node`."""
+        self.statistics.note_stay(node.last_use, node.end - node.start)
 
-        Each refusal lowers the bar: what the host has ages meanwhile.
+    @property
+    def room_is_wanted(self) -> bool:
+        """Whether the room of what the device has too would bring the host noticeably more uses.
+
+        That is: what the host gave up, had it stayed for as long as those pages stay.
         """
-        admitted = self._worth(node) >= self.host_floor
-        if not admitted:
+        return self.host_floor * self.statistics.stay_per_use > _NOTICEABLE
+
+    def admit(self, node: RadixNode, admission: Admission) -> bool:
+        """Return whether pages of `node` that are about to be lost are to be kept elsewhere.
+
+        Being worth less than what the host gives up lowers that bar: what it has ages meanwhile.
+        """
+        hopeless = self.statistics.offer(self._cell(node), node.end - node.start)
+        if admission is Admission.WORTHY and self._worth(node) < self.host_floor:
             self.host_floor -= self.host_floor / _FLOOR_REFUSALS
-        return admitted
+            return False
+        return admission is Admission.ALL or not hopeless
+
+    def admit_to_storage(self, node: RadixNode) -> RadixNode:
+        """Return the nearest run from `node` upwards that may well be used again.
+
+        Or one that storage has already, or the root.
+        """
+        while node.parent is not None and not node.persisted:
+            if not self.statistics.offer(self._cell(node), node.end - node.start):
+                break
+            node = node.parent
+        return node
+
+    def would_admit(self, node: RadixNode, admission: Admission) -> bool:
+        """Return what `admit` would, and change nothing: for pages that stay for now."""
+        if admission is Admission.WORTHY and self._worth(node) < self.host_floor:
+            return False
+        return admission is Admission.ALL or not self.statistics.hopeless[self._cell(node)]
+
+    def _cell(self, node: RadixNode) -> int:
+        return cell_of(node.num_uses, self.statistics.now - node.last_use)
 
     def _worth(self, node: RadixNode) -> float:
-        age = self.statistics.now - node.last_use
-        return self.statistics.worth[cell_of(node.num_uses, age)]
+        return self.statistics.worth[self._cell(node)]
 
     def remember(self, node: RadixNode, parent: RadixNode, page: bytes) -> None:
         """Note that `node`, which begins with `page` below `parent`, is deleted."""

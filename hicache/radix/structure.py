@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hicache.errors import ConfigError
 from hicache.hashing import TOKEN_BYTES, hash_pages
 from hicache.radix.eviction import LearningPolicy, LruPolicy
+from hicache.radix.keyed_policies import MruPolicy
 from hicache.radix.node import RadixNode
 from hicache.radix.records import InsertResult, MatchResult
 from hicache.radix.residency import Residency
@@ -31,7 +32,8 @@ class PrefixTree:
 
     Args:
         page_size: tokens in a page.
-        create_policy: makes an eviction queue; called for each.
+        create_policy: makes an eviction queue; called for that of device pages and for that of sole
+            copies.
         cut_victims: whether an eviction cuts the last run it takes, so that no more pages go than
             were asked for. Otherwise runs go whole, which keeps nodes few.
 
@@ -39,7 +41,8 @@ class PrefixTree:
         page_size: tokens in a page.
         root: has no bytes, is always locked and never evicted.
         residency: which tiers hold a node, locks, eviction queues.
-        history: uses of runs, also of evicted ones; None when no policy learns from it.
+        history: uses of runs, also of evicted ones; None when no policy learns from it, unless
+            `keep_history` has asked for it.
         generation: counts resets; what belongs to an older one is void.
     """
 
@@ -57,24 +60,38 @@ class PrefixTree:
         self._page_bytes = page_size * TOKEN_BYTES
         self._create_policy = create_policy
         self._cut_victims = cut_victims
+        self._keeps_history = False
         self._next_node_id = 0
         self._clear()
 
     def _clear(self) -> None:
         self._tick = 0
-        self.residency = Residency(self._create_policy)
+        self.residency = Residency(self._create_policy, self._create_duplicates)
         self.history = self._begin_history()
         self.root = self._new_node(None, b"", b"", 0, 0)
         self.root.lock_ref = 1
         self.root.persisted = True
 
+    def _create_duplicates(self) -> EvictionPolicy:
+        """Make the queue of duplicates: what was used last stays on the device longest."""
+        return MruPolicy()
+
     def _begin_history(self) -> RunHistory | None:
         learners = [queue for queue in self.residency.queues if isinstance(queue, LearningPolicy)]
-        history = RunHistory() if learners else None
+        history = RunHistory() if learners or self._keeps_history else None
         for queue in learners:
             assert history is not None
             queue.learn_from(history)
         return history
+
+    def keep_history(self) -> RunHistory:
+        """Keep `history` from now on, after a `reset` as well, whatever the order of eviction.
+
+        What is known of runs that are in the tree already is how often they were used.
+        """
+        self._keeps_history = True
+        self.history = self.history or RunHistory()
+        return self.history
 
     def match(self, key: RadixKey) -> MatchResult:
         """Return the longest cached prefix of `key` in whole pages.
@@ -130,6 +147,18 @@ class PrefixTree:
         if match.last_device_node is node:
             return match._replace(last_device_node=upper, last_host_node=upper)
         return match._replace(last_host_node=upper)
+
+    def node_ending_at(self, node: RadixNode, page: int) -> RadixNode:
+        """Return the node on the path of `node` that ends at `page`, cut there if need be.
+
+        Args:
+            node: whose run ends at `page` or behind it.
+            page: counted from the root, at least 1.
+        """
+        while node.start >= page:
+            assert node.parent is not None
+            node = node.parent
+        return node if node.end == page else self._split(node, page - node.start)
 
     def insert(
         self, key: RadixKey, device_pages: IntArray, *, count_from_page: int = 0

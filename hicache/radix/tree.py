@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hicache.errors import HiCacheError
 from hicache.radix.copies import CopyingTree
 from hicache.radix.node import Queue
 from hicache.radix.records import CopyKind, EvictResult, HeldPages, ResetResult, join_pages
+from hicache.radix.write_rule import Admission, Duplicates
 
 if TYPE_CHECKING:
     from hicache.radix.node import RadixNode
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from hicache.types import IntArray
 
 __all__ = ["RadixTree"]
+
+_DEVICE_RUNS_PER_DUPLICATE: Final = 16
+"""How many runs the device could evict for each duplicate that stays; see `IF_WANTED`."""
 
 
 class RadixTree(CopyingTree):
@@ -48,26 +52,38 @@ class RadixTree(CopyingTree):
             self.residency.touch(member)
 
     def evict(
-        self, num_pages: int, *, write_back: bool = False, worth_only: bool = False
+        self,
+        num_pages: int,
+        *,
+        write_back: bool = False,
+        admission: Admission = Admission.ALL,
+        max_writes: int | None = None,
     ) -> EvictResult:
         """Free device pages, leaves first, until `num_pages` are free or on their way.
 
-        Nodes with a host copy stay as evicted nodes, the others are deleted; with `write_back` they
-        are to be written first and their pages count as pending; with `worth_only` too, those that
-        are worth less than what the host gives up are dropped, where a policy learns that. Pages
-        that are pending from earlier calls count too, so that repeated calls do not evict more than
-        was asked for. May free more than asked, where runs go whole, and less, when the rest is
-        locked.
+        Nodes with a host copy stay as evicted nodes, the others are deleted. With `write_back`
+        those of them that `admission` lets pass are to be written first, and their pages count as
+        pending. Pages that are pending from earlier calls count too, so that repeated calls do not
+        evict more than was asked for. May free more than asked, where runs go whole, and less, when
+        the rest is locked.
+
+        Args:
+            num_pages: to be free in the end.
+            write_back: whether what the host lacks is written before it goes.
+            admission: other than `ALL` takes a `history`.
+            max_writes: ends after so many writes were begun; None for as many as it takes.
         """
         freed: list[IntArray] = []
-        num_freed = 0
+        num_freed = num_refused = 0
         writes: list[Ticket] = []
         while (missing := num_pages - num_freed - self.num_pending_evict_pages) > 0:
-            node = self._pop_victim(Queue.DEVICE, missing)
+            node = None if len(writes) == max_writes else self._pop_victim(Queue.DEVICE, missing)
             if node is None:
                 break
-            write = write_back and not (worth_only and self._is_refused(node))
-            ticket = self.begin_write(node) if write else None
+            if self.history is not None:
+                self.history.note_device_victim(node)
+            refused = write_back and not self._admits(node, admission)
+            ticket = self.begin_write(node) if write_back and not refused else None
             if ticket is not None:
                 node.evict_tick = self._tick
                 self.num_pending_evict_pages += node.num_pages
@@ -76,44 +92,47 @@ class RadixTree(CopyingTree):
             pages = self._evict_now(node)
             freed.append(pages)
             num_freed += len(pages)
-        return EvictResult(join_pages(freed), self.num_pending_evict_pages, tuple(writes))
+            num_refused += len(pages) if refused else 0
+        pending = self.num_pending_evict_pages
+        return EvictResult(join_pages(freed), pending, tuple(writes), num_refused)
 
-    def begin_writes_ahead(self, num_pages: int) -> list[Ticket]:
+    def begin_writes_ahead(
+        self, num_pages: int, *, admission: Admission = Admission.ALL
+    ) -> list[Ticket]:
         """Begin writes of the next device victims, so that evicting them will not have to wait.
 
         Looks at as many victims as have `num_pages` together; those with a host copy stay as they
-        are. Nothing is evicted.
+        are, and so do those that `evict` would not write. Nothing is evicted.
         """
         tickets: list[Ticket] = []
-        written_already: list[RadixNode] = []
+        not_written: list[RadixNode] = []
         num_looked_at = 0
         while num_looked_at < num_pages:
             node = self.residency.pop(Queue.DEVICE)
             if node is None:
                 break
             num_looked_at += node.num_pages
-            ticket = self.begin_write(node)
+            admitted = self.history is None or self.history.would_admit(node, admission)
+            ticket = self.begin_write(node) if admitted else None
             if ticket is None:
-                written_already.append(node)
+                not_written.append(node)
             else:
                 tickets.append(ticket)
-        for node in written_already:
+        for node in not_written:
             self.residency.refresh(node)
         return tickets
 
-    def evict_host(self, num_pages: int, *, keep_duplicates: bool = False) -> IntArray:
+    def evict_host(self, num_pages: int, *, duplicates: Duplicates = Duplicates.FIRST) -> IntArray:
         """Free at least `num_pages` host pages if possible and return them.
 
-        Only nodes without host-backed children go, so what remains is always whole prefixes;
-        copies of what the device holds too go before sole copies, or stay with `keep_duplicates`.
+        Only nodes without host-backed children go, so what remains is always whole prefixes.
+        `duplicates` says when copies of what the device holds too go.
         """
         freed: list[IntArray] = []
         num_freed = 0
         while num_freed < num_pages:
             # A sole copy that went may have been all that kept a duplicate above it.
-            missing = num_pages - num_freed
-            node = None if keep_duplicates else self._pop_victim(Queue.DUPLICATE, missing)
-            node = node or self._pop_victim(Queue.SOLE, missing)
+            node = self._pop_host_victim(duplicates, num_pages - num_freed)
             if node is None:
                 break
             if self.history is not None and node.device_pages is None:
@@ -125,8 +144,26 @@ class RadixTree(CopyingTree):
             num_freed += len(pages)
         return join_pages(freed)
 
-    def _is_refused(self, node: RadixNode) -> bool:
-        return self.history is not None and not self.history.admit_to_host(node)
+    def _pop_host_victim(self, duplicates: Duplicates, num_pages: int) -> RadixNode | None:
+        order: tuple[int, ...] = (Queue.DUPLICATE, Queue.SOLE)
+        if duplicates is Duplicates.STAY:
+            order = (Queue.SOLE,)
+        elif duplicates is Duplicates.LAST or (
+            duplicates is Duplicates.IF_WANTED and not self._duplicates_are_too_many()
+        ):
+            order = (Queue.SOLE, Queue.DUPLICATE)
+        victims = (self._pop_victim(queue, num_pages) for queue in order)
+        return next((node for node in victims if node is not None), None)
+
+    def _duplicates_are_too_many(self) -> bool:
+        held = self.residency
+        few = len(held.duplicates) * _DEVICE_RUNS_PER_DUPLICATE <= len(held.device)
+        return not few and (self.history is None or self.history.room_is_wanted)
+
+    def _admits(self, node: RadixNode, admission: Admission) -> bool:
+        if self.history is None or admission is Admission.ALL or node.backed_or_in_flight:
+            return True
+        return self.history.admit(node, admission)
 
     def _pop_victim(self, queue: int, num_pages: int) -> RadixNode | None:
         """Take the next victim out of a queue, cut to `num_pages` where runs are cut."""

@@ -92,15 +92,15 @@ def _worth(curve: Curve, workload: Workload) -> str:
 def _speeds(workload: Workload) -> str:
     """Compare a block that is computed with one that is loaded."""
     model, tokens = workload.model, workload.block_tokens
-    computed = model.engine_seconds(tokens, 0)
-    loaded = model.engine_seconds(0, tokens)
+    computed = model.compute_seconds(0, tokens)
+    loaded = model.load_seconds(tokens)
     stored = model.storage_seconds(tokens)
     text = (
         f"A block of {tokens} tokens takes {format_seconds(computed)} to compute, "
         f"{loaded * 1e3:.1f} ms from L2, {stored * 1e3:.1f} ms from L3."
     )
     if loaded > computed:
-        text += " Loading takes longer than computing: L2 cannot pay at these speeds."
+        text += " Loading takes longer than computing: only leading parts of hits are loaded."
     elif stored > computed:
         text += " Reading L3 takes longer than computing; it helps only while requests wait."
     return text

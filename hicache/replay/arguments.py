@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hicache.radix.policies import POLICY_NAMES
+from hicache.replay.time_model import LoadRule
 from hicache.replay.trace import TraceFormat
-from hicache.types import PrefetchPolicy, WritePolicy
+from hicache.types import PrefetchPolicy, StorageAdmission, WritePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,11 @@ class ReplayArguments:
         policies, device_blocks, host_blocks, storage_blocks, write_policies: combined with each
             other; no `device_blocks` stands for shares of the distinct blocks, no `policies` for
             LRU, and for all of them in advice.
-        prefetch_policy: of all.
+        storage_admission, prefetch_policy, load: of all.
         insert_output: whether answers are put in.
         prefill_tokens_per_second, kv_bytes_per_token, link_bytes_per_second,
-            storage_bytes_per_second, speed: see `TimeModel`.
+            storage_bytes_per_second, storage_latency_seconds, attention_per_ki_token, speed: see
+            `TimeModel`.
         advise: say what is worth having.
         engine_price, memory_price, storage_price: per engine and hour, and per GiB and hour; None
             when not known.
@@ -79,12 +81,16 @@ class ReplayArguments:
     host_blocks: tuple[int | None, ...] = (0,)
     storage_blocks: tuple[int | None, ...] = (0,)
     write_policies: tuple[WritePolicy, ...] = (WritePolicy.WRITE_THROUGH,)
+    storage_admission: StorageAdmission = StorageAdmission.ALL
     prefetch_policy: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE
+    load: LoadRule = LoadRule.AUTO
     insert_output: bool = False
     prefill_tokens_per_second: float = 20_000.0
     kv_bytes_per_token: int = 131_072
     link_bytes_per_second: float = 50 * _GIGA
     storage_bytes_per_second: float = 5 * _GIGA
+    storage_latency_seconds: float = 0.0
+    attention_per_ki_token: float = 0.0
     speed: float = 1.0
     advise: bool = False
     engine_price: float | None = None
@@ -173,10 +179,25 @@ def _add_caches(parser: argparse.ArgumentParser) -> None:
         help="when L1 is written to L2 (default: write_through); may be given again",
     )
     group.add_argument(
+        "--storage-admission",
+        choices=[member.value for member in StorageAdmission],
+        default=StorageAdmission.ALL.value,
+        help="what L3 takes: all that L2 gets, or what may well be used again (default: all)",
+    )
+    group.add_argument(
         "--prefetch-policy",
         choices=[member.value for member in PrefetchPolicy],
         default=PrefetchPolicy.WAIT_COMPLETE.value,
         help="how long a request waits for L3 (default: %(default)s)",
+    )
+    group.add_argument(
+        "--load",
+        choices=[member.value for member in LoadRule],
+        default=LoadRule.AUTO.value,
+        help=(
+            "what becomes of hits in L2 and L3: loaded as far as that is faster than computing, "
+            "always, or computed; times depend on it, hits do not (default: %(default)s)"
+        ),
     )
     group.add_argument(
         "--insert-output",
@@ -219,6 +240,23 @@ def _add_times(parser: argparse.ArgumentParser, defaults: ReplayArguments) -> No
             metavar="GB",
             help=f"{text} (default: %(default)g)",
         )
+    group.add_argument(
+        "--storage-latency-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="of a read from L3, whatever its size (default: %(default)g)",
+    )
+    group.add_argument(
+        "--attention-per-ki-token",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help=(
+            "a token takes this part of its time longer for each 1024 tokens before it "
+            "(default: %(default)g)"
+        ),
+    )
     group.add_argument(
         "--speed",
         type=float,
@@ -270,12 +308,16 @@ def _chosen(parsed: argparse.Namespace) -> ReplayArguments:
         host_blocks=tuple(parsed.host_blocks or defaults.host_blocks),
         storage_blocks=tuple(parsed.storage_blocks or defaults.storage_blocks),
         write_policies=tuple(map(WritePolicy, parsed.write_policy or defaults.write_policies)),
+        storage_admission=StorageAdmission(parsed.storage_admission),
         prefetch_policy=PrefetchPolicy(parsed.prefetch_policy),
+        load=LoadRule(parsed.load),
         insert_output=parsed.insert_output,
         prefill_tokens_per_second=parsed.prefill_tokens_per_second,
         kv_bytes_per_token=parsed.kv_bytes_per_token,
         link_bytes_per_second=parsed.link_gb_per_second * _GIGA,
         storage_bytes_per_second=parsed.storage_gb_per_second * _GIGA,
+        storage_latency_seconds=parsed.storage_latency_ms / 1000,
+        attention_per_ki_token=parsed.attention_per_ki_token,
         speed=parsed.speed,
         advise=parsed.advise,
         engine_price=parsed.engine_price,

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from hicache.radix import RadixKey, RadixTree
-from hicache.radix.policies import create_policy
-from hicache.types import PrefetchPolicy, WritePolicy
+from hicache.radix import Admission, Duplicates, RadixKey, RadixTree, create_policy, write_rule_for
+from hicache.replay.time_model import LoadRule
+from hicache.types import PrefetchPolicy, StorageAdmission, WritePolicy
 
 if TYPE_CHECKING:
     from hicache.radix import MatchResult, RadixNode, Ticket
     from hicache.types import IntArray
 
 __all__ = ["CacheOptions", "Found", "ReplayedCache"]
-
-_SELECTIVE_HITS: Final = 2
-"""Requests that must have used a run before `write_through_selective` writes it."""
 
 _NO_PAGES: Final = np.empty(0, dtype=np.int64)
 
@@ -33,7 +30,9 @@ class CacheOptions:
         host_blocks: of L2; 0 for none.
         storage_blocks: of L3, which needs an L2; 0 for none.
         write_policy: when L1 goes to L2.
+        storage_admission: what of L2 goes to L3.
         prefetch_policy: how long a request waits for L3.
+        load: what becomes of hits in L2 and L3; the counts do not depend on it, the times do.
     """
 
     policy: str = "lru"
@@ -41,7 +40,9 @@ class CacheOptions:
     host_blocks: int | None = 0
     storage_blocks: int | None = 0
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    storage_admission: StorageAdmission = StorageAdmission.ALL
     prefetch_policy: PrefetchPolicy = PrefetchPolicy.WAIT_COMPLETE
+    load: LoadRule = LoadRule.AUTO
 
 
 class Found(NamedTuple):
@@ -70,7 +71,12 @@ class ReplayedCache:
         """Make an empty cache; a `ConfigError` when there is no such policy."""
         self._options = options
         policy = create_policy(options.policy)
+        has_store = options.storage_blocks != 0
+        admission = options.storage_admission if has_store else None
+        self._rule = write_rule_for(options.write_policy, admission)
         self.tree = RadixTree(1, create_policy=policy, cut_victims=True)
+        if options.host_blocks != 0 and options.write_policy is WritePolicy.ADAPTIVE:
+            self.tree.keep_history()
         self._store: RadixTree | None = None
         if options.storage_blocks != 0:
             self._store = RadixTree(1, create_policy=policy, cut_victims=True)
@@ -102,7 +108,7 @@ class ReplayedCache:
         ticket = tree.begin_prefetch(anchor, num_blocks) if num_blocks else None
         if ticket is None:
             return 0
-        num_good = min(num_blocks, self._room(num_blocks, duplicates_first=True))
+        num_good = min(num_blocks, self._room(num_blocks, Duplicates.FIRST))
         tree.commit_prefetch(ticket, key, self._page_ids(num_good), num_good)
         return num_good
 
@@ -114,17 +120,13 @@ class ReplayedCache:
         self._evict_device()
 
     def _write_after_insert(self, node: RadixNode) -> None:
-        policy = self._options.write_policy
-        if policy in (WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BEHIND):
+        due = self._rule.due(node)
+        if self._options.write_policy is WritePolicy.WRITE_BEHIND:
             # Behind means at once here: between two requests the stream is idle.
+            due = node
+        if due is not None:
+            node = due
             self._write(node)
-        elif policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            # Nobody uses a run without its prefix, so counts do not rise on the way down.
-            while node.num_uses < _SELECTIVE_HITS and node.parent is not None:
-                node = node.parent
-            self._write(node)
-        else:
-            assert policy is WritePolicy.WRITE_BACK, f"when does {policy.value} write?"
         if node.host_pages is not None:
             self._persist(node)
 
@@ -134,16 +136,17 @@ class ReplayedCache:
             return
         tree = self.tree
         while (excess := tree.residency.num_device_pages - capacity) > 0:
-            result = tree.evict(excess, write_back=self._writes_on_eviction)
+            result = tree.evict(
+                excess,
+                write_back=self._rule.on_eviction and self._options.host_blocks != 0,
+                admission=self._rule.admission,
+                # Each of them ends before the next victim is looked for.
+                max_writes=1,
+            )
             for ticket in result.writes:
                 self._commit_write(ticket)
             if not result.writes and not len(result.freed):
                 break
-
-    @property
-    def _writes_on_eviction(self) -> bool:
-        on_eviction = (WritePolicy.WRITE_BACK, WritePolicy.WRITE_BEHIND)
-        return self._options.host_blocks != 0 and self._options.write_policy in on_eviction
 
     def _write(self, node: RadixNode) -> None:
         """Write a node and what the host lacks above it."""
@@ -154,7 +157,7 @@ class ReplayedCache:
     def _commit_write(self, ticket: Ticket) -> None:
         """Let a write end: all of it has arrived, or nothing when the host has no room for all."""
         num_pages = ticket.num_pages
-        if self._room(num_pages, duplicates_first=self._writes_on_eviction) < num_pages:
+        if self._room(num_pages, self._rule.duplicates) < num_pages:
             self.num_unwritten += num_pages
             self.tree.commit_write(ticket, _NO_PAGES, 0)
             return
@@ -163,29 +166,27 @@ class ReplayedCache:
         if commit.node is not None:
             self._persist(commit.node)
 
-    def _room(self, num_pages: int, *, duplicates_first: bool) -> int:
-        """Evict host pages for `num_pages` if that many can be had at all; return what is free.
-
-        As `HostWriter` does: for a read from storage, which has what the device has, copies of
-        device pages go first, and for a write only where evictions are written.
-        """
+    def _room(self, num_pages: int, duplicates: Duplicates) -> int:
+        """Evict host pages for `num_pages` if that many can be had at all; return what is free."""
         capacity = self._options.host_blocks
         if capacity is None:
             return num_pages
         residency = self.tree.residency
         missing = residency.num_host_pages + num_pages - capacity
         if missing > 0 and num_pages <= capacity:
-            if not duplicates_first:
-                missing -= len(self.tree.evict_host(missing, keep_duplicates=True))
-            if missing > 0:
-                self.tree.evict_host(missing)
+            self.tree.evict_host(missing, duplicates=duplicates)
         return capacity - residency.num_host_pages
 
     def _persist(self, node: RadixNode) -> None:
-        """Store a node and what storage is believed to lack above it."""
+        """Store a node, or what of its prefix may pass, and what storage lacks above it."""
         store = self._store
-        ticket = None if store is None else self.tree.begin_persist(node)
-        if store is None or ticket is None:
+        if store is None or node.persisted:
+            return
+        takes_some = self._options.storage_admission is StorageAdmission.ADAPTIVE
+        if takes_some and self._rule.admission is Admission.ALL:
+            node = self.tree.keep_history().admit_to_storage(node)
+        ticket = self.tree.begin_persist(node)
+        if ticket is None:
             return
         self.tree.commit_persist(ticket, ticket.num_pages)
         path = b"".join(member.key for member in self.tree.path(node))

@@ -144,7 +144,9 @@ def _combinations(arguments: ReplayArguments, distinct: int) -> list[CacheOption
                 storage_blocks=storage,
                 # Without a tier to write to, all write policies are the same cache.
                 write_policy=write_policy if is_written else arguments.write_policies[0],
+                storage_admission=arguments.storage_admission,
                 prefetch_policy=arguments.prefetch_policy,
+                load=arguments.load,
             )
         ] = None
     return list(found)
@@ -158,7 +160,9 @@ def _base(arguments: ReplayArguments) -> CacheOptions:
         device_blocks=sizes[0] if sizes else None,
         host_blocks=_most(arguments.host_blocks),
         storage_blocks=_most(arguments.storage_blocks),
+        storage_admission=arguments.storage_admission,
         prefetch_policy=arguments.prefetch_policy,
+        load=arguments.load,
     )
 
 
@@ -222,6 +226,8 @@ def _time_model(arguments: ReplayArguments) -> TimeModel:
         kv_bytes_per_token=arguments.kv_bytes_per_token,
         link_bytes_per_second=arguments.link_bytes_per_second,
         storage_bytes_per_second=arguments.storage_bytes_per_second,
+        storage_latency_seconds=arguments.storage_latency_seconds,
+        attention_per_ki_token=arguments.attention_per_ki_token,
         speed=arguments.speed,
     )
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from hicache.radix import RadixKey
 from hicache.replay.belady import belady_hits
 from hicache.replay.cache import CacheOptions, Found, ReplayedCache
-from hicache.replay.time_model import Timeline, TimeModel
+from hicache.replay.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hicache.replay.request import TraceRequest
-    from hicache.replay.time_model import TimeSummary
+    from hicache.replay.time_model import TimeModel, TimeSummary
 
 __all__ = ["BELADY", "ReplayResult", "replay", "replay_belady", "replay_uncached"]
 
@@ -36,6 +36,7 @@ class ReplayResult:
         num_written: blocks written to L2.
         num_unwritten: blocks that L2 had no room for.
         num_stored: blocks written to L3.
+        num_recomputed: blocks that the host had and that were computed all the same.
         times: what the time model makes of it.
     """
 
@@ -50,6 +51,7 @@ class ReplayResult:
     num_written: int
     num_unwritten: int
     num_stored: int
+    num_recomputed: int
     times: TimeSummary
 
     @property
@@ -131,9 +133,9 @@ def replay_belady(
 
 def replay_uncached(requests: Iterable[TraceRequest], model: TimeModel) -> TimeSummary:
     """Return the times of an engine that computes every prompt whole."""
-    timeline = Timeline(model, CacheOptions().prefetch_policy)
+    timeline = Timeline(model, CacheOptions(), 1)
     for request in requests:
-        timeline.serve(request, request.input_tokens, 0)
+        timeline.serve(request, Found(0, 0, 0))
     return timeline.summary()
 
 
@@ -141,11 +143,11 @@ class _Tally:
     """Counts of one cache and its time line."""
 
     def __init__(self, options: CacheOptions, block_tokens: int, model: TimeModel) -> None:
-        self.timeline = Timeline(model, options.prefetch_policy)
+        self.timeline = Timeline(model, options, block_tokens)
         self._options = options
         self._block_tokens = block_tokens
         self._requests = self._blocks = self._tokens = 0
-        self._device = self._host = self._storage = self._hit_tokens = 0
+        self._device = self._host = self._storage = self._hit_tokens = self._recomputed = 0
 
     def count(self, request: TraceRequest, hits: Found) -> None:
         """Count a request and serve it on the time line."""
@@ -155,11 +157,8 @@ class _Tally:
         self._device += hits.device
         self._host += hits.host
         self._storage += hits.storage
-        size = self._block_tokens
-        hit_tokens = request.prefix_tokens(sum(hits), size)
-        self._hit_tokens += hit_tokens
-        loaded = hit_tokens - request.prefix_tokens(hits.device, size)
-        self.timeline.serve(request, request.input_tokens - hit_tokens, loaded)
+        self._hit_tokens += request.prefix_tokens(sum(hits), self._block_tokens)
+        self._recomputed += self.timeline.serve(request, hits)
 
     def result(self, cache: ReplayedCache | None) -> ReplayResult:
         """Return the counts, and those of the cache if there is one."""
@@ -175,6 +174,7 @@ class _Tally:
             num_written=cache.num_written if cache else 0,
             num_unwritten=cache.num_unwritten if cache else 0,
             num_stored=cache.num_stored if cache else 0,
+            num_recomputed=self._recomputed,
             times=self.timeline.summary(),
         )
 
@@ -189,7 +189,7 @@ class _Lane:
 
     def take(self, request: TraceRequest, key: RadixKey, inserted: RadixKey) -> None:
         found = self._cache.look_up(key)
-        in_time = self._tally.timeline.fetch(request, found.storage, self._block_tokens)
+        in_time = self._tally.timeline.fetch(request, found)
         fetched = self._cache.fetch(key, in_time)
         self._tally.count(request, found._replace(storage=fetched))
         self._cache.insert(inserted)

@@ -63,7 +63,9 @@ def result_to_json(result: ReplayResult) -> dict[str, Any]:
         "host_blocks": _json_size(options.host_blocks),
         "storage_blocks": _json_size(options.storage_blocks),
         "write_policy": options.write_policy.value,
+        "storage_admission": options.storage_admission.value,
         "prefetch_policy": options.prefetch_policy.value,
+        "load": options.load.value,
         "requests": result.num_requests,
         "blocks": result.num_blocks,
         "tokens": result.num_tokens,
@@ -79,6 +81,7 @@ def result_to_json(result: ReplayResult) -> dict[str, Any]:
         "written_blocks": result.num_written,
         "unwritten_blocks": result.num_unwritten,
         "stored_blocks": result.num_stored,
+        "recomputed_blocks": result.num_recomputed,
         **dataclasses.asdict(result.times),
     }
 

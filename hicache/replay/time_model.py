@@ -1,20 +1,26 @@
-"""When the first token of a request is there: one engine, one link, one disk."""
+"""How fast an engine, its link and its disk are, and what came of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from array import array
-from typing import TYPE_CHECKING
-
-import numpy as np
+from enum import Enum
 
 from hicache.errors import ConfigError
-from hicache.types import PrefetchPolicy
 
-if TYPE_CHECKING:
-    from hicache.replay.request import TraceRequest
+__all__ = ["LoadRule", "TimeModel", "TimeSummary"]
 
-__all__ = ["TimeModel", "TimeSummary", "Timeline"]
+_MAY_BE_ZERO = ("timeout", "attention", "storage_latency")
+"""Beginnings of names."""
+
+
+class LoadRule(str, Enum):
+    """What becomes of hits in L2 and L3."""
+
+    AUTO = "auto"
+    """Loaded as far as that is faster than computing, by what both took so far."""
+    ALWAYS = "always"
+    NEVER = "never"
+    """They are computed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +32,9 @@ class TimeModel:
         kv_bytes_per_token: of KV, all layers.
         link_bytes_per_second: from host memory to the device.
         storage_bytes_per_second: from storage to host memory.
+        storage_latency_seconds: of a read, whatever its size.
+        attention_per_ki_token: how much longer a token takes to compute for each 1024 tokens before
+            it, as a part of what the first one takes.
         timeout_base_seconds: under the prefetch policy `timeout`, what any request may wait.
         timeout_per_ki_token_seconds: likewise, for each 1024 tokens of the prompt.
         speed: requests arrive so many times as fast as in the trace.
@@ -35,6 +44,8 @@ class TimeModel:
     kv_bytes_per_token: int = 131_072
     link_bytes_per_second: float = 50e9
     storage_bytes_per_second: float = 5e9
+    storage_latency_seconds: float = 0.0
+    attention_per_ki_token: float = 0.0
     timeout_base_seconds: float = 1.0
     timeout_per_ki_token_seconds: float = 0.25
     speed: float = 1.0
@@ -42,18 +53,27 @@ class TimeModel:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            may_be_zero = field.name.startswith("timeout")
+            may_be_zero = field.name.startswith(_MAY_BE_ZERO)
             if not (value > 0 or (may_be_zero and value == 0)):
                 raise ConfigError(f"{field.name} must be more than 0, not {value}")
 
     def storage_seconds(self, num_tokens: int) -> float:
-        """Return how long storage takes to deliver tokens."""
+        """Return how long storage takes to deliver tokens, besides the latency."""
         return num_tokens * self.kv_bytes_per_token / self.storage_bytes_per_second
 
-    def engine_seconds(self, computed_tokens: int, loaded_tokens: int) -> float:
-        """Return how long the engine takes for a prompt: layers are loaded while others compute."""
-        load = loaded_tokens * self.kv_bytes_per_token / self.link_bytes_per_second
-        return max(computed_tokens / self.prefill_tokens_per_second, load)
+    def load_seconds(self, num_tokens: int) -> float:
+        """Return how long the link takes for tokens."""
+        return num_tokens * self.kv_bytes_per_token / self.link_bytes_per_second
+
+    def compute_seconds(self, first_token: int, last_token: int) -> float:
+        """Return how long the engine computes the tokens `[first_token, last_token)` of a prompt.
+
+        Layers are loaded meanwhile, so a prompt takes the longer of both.
+        """
+        num_tokens = last_token - first_token
+        mean_context = (first_token + last_token) / 2
+        growth = 1 + self.attention_per_ki_token * mean_context / 1024
+        return num_tokens * growth / self.prefill_tokens_per_second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,76 +94,3 @@ class TimeSummary:
     ttft_seconds_mean: float
     engine_seconds: float
     utilisation: float
-
-
-class Timeline:
-    """One engine that takes prompts one after another, as they arrive.
-
-    What was found for a request is what all earlier ones have left, whether or not they have ended
-    by then. Generated tokens take no time, and writes do not hold up loads: the link goes both
-    ways.
-    """
-
-    def __init__(self, model: TimeModel, prefetch_policy: PrefetchPolicy) -> None:
-        self._model = model
-        self._policy = prefetch_policy
-        self._engine_free = 0.0
-        self._storage_free = 0.0
-        self._ready = 0.0
-        self._first_arrival: float | None = None
-        self._last_arrival = 0.0
-        self._busy_seconds = 0.0
-        self._ttfts = array("d")
-
-    def fetch(self, request: TraceRequest, num_blocks: int, block_tokens: int) -> int:
-        """Read blocks from storage from the arrival on; return how many have arrived in time.
-
-        Storage serves one request after another. Under `best_effort` the read ends when the engine
-        is free, under `timeout` when the request has waited as long as it may.
-        """
-        model = self._model
-        arrival = self._ready = request.arrival_seconds / model.speed
-        if not num_blocks:
-            return 0
-        begin = max(arrival, self._storage_free)
-        block_seconds = model.storage_seconds(block_tokens)
-        end = begin + num_blocks * block_seconds
-        latest = max(arrival, self._engine_free)
-        if self._policy is PrefetchPolicy.TIMEOUT:
-            allowed = model.timeout_per_ki_token_seconds * request.input_tokens / 1024
-            latest = max(latest, arrival + model.timeout_base_seconds + allowed)
-        if self._policy is PrefetchPolicy.WAIT_COMPLETE or end <= latest:
-            self._ready = self._storage_free = end
-            return num_blocks
-        num_arrived = max(0, int((latest - begin) / block_seconds))
-        self._ready = self._storage_free = latest
-        return min(num_arrived, num_blocks)
-
-    def serve(self, request: TraceRequest, computed_tokens: int, loaded_tokens: int) -> None:
-        """Compute the rest of a prompt once the engine is free and what was fetched is there.
-
-        At least one token is computed: the first answer follows from it.
-        """
-        arrival = request.arrival_seconds / self._model.speed
-        service = self._model.engine_seconds(max(1, computed_tokens), loaded_tokens)
-        begin = max(arrival, self._engine_free, self._ready)
-        self._engine_free = begin + service
-        self._busy_seconds += service
-        self._ttfts.append(self._engine_free - arrival)
-        if self._first_arrival is None:
-            self._first_arrival = arrival
-        self._last_arrival = arrival
-
-    def summary(self) -> TimeSummary:
-        """Return the times so far."""
-        ttfts = np.frombuffer(self._ttfts) if self._ttfts else np.zeros(1)
-        p50, p90, p99 = (float(value) for value in np.percentile(ttfts, [50, 90, 99]))
-        span = self._last_arrival - (self._first_arrival or 0.0)
-        return TimeSummary(
-            ttft_seconds_p50=p50,
-            ttft_seconds_p90=p90,
-            ttft_seconds_p99=p99,
-            ttft_seconds_mean=float(ttfts.mean()),
-            engine_seconds=self._busy_seconds,
-            utilisation=self._busy_seconds / span if span > 0 else 0.0,
-        )

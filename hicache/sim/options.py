@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hicache.config import HiCacheConfig, HostPoolConfig, PrefetchConfig, StorageConfig
 from hicache.layout import HostLayout, KVGeometry, RowGeometry
-from hicache.types import PrefetchPolicy, WritePolicy
+from hicache.types import PrefetchPolicy, StorageAdmission, WritePolicy
 
 if TYPE_CHECKING:
     import random
@@ -42,6 +42,7 @@ class SystemOptions:
     write_by_layer: bool
     write_watermark: float
     prefetch_policy: PrefetchPolicy
+    load_cost_estimate: bool
     layout: HostLayout
     side_pools: tuple[str, ...]
     num_device_pages: int
@@ -56,15 +57,18 @@ class SystemOptions:
     max_abandoned: int
     max_store_pages: int | None
     num_withheld: tuple[int, int] = (0, 0)
+    eviction_policy: str = "lru"
+    storage_admission: StorageAdmission = StorageAdmission.ALL
 
     @classmethod
     def draw(cls, rng: random.Random) -> SystemOptions:
         """Return random options."""
         return cls(
-            write_policy=rng.choice([*WritePolicy, *[WritePolicy.WRITE_THROUGH] * 2]),
+            write_policy=rng.choice([*WritePolicy, *[WritePolicy.WRITE_THROUGH] * 3]),
             write_by_layer=rng.random() < 0.9,
             write_watermark=rng.choice([0.0, 0.1, 0.3]),
             prefetch_policy=rng.choice(list(PrefetchPolicy)),
+            load_cost_estimate=rng.random() < 0.8,
             layout=rng.choice(list(HostLayout)),
             side_pools=rng.choice([(), (), ("draft",), ("indexer",), ("draft", "indexer")]),
             num_device_pages=rng.randint(6, 16),
@@ -78,6 +82,8 @@ class SystemOptions:
             num_workers=rng.choice([1, 1, 1, 2, 3]),
             max_abandoned=rng.choice([0, 0, 0, 1, 8]),
             max_store_pages=rng.choice([None, 6]),
+            eviction_policy=rng.choice(["adaptive", "lru"]),
+            storage_admission=rng.choice(list(StorageAdmission)),
         )
 
     @property
@@ -101,6 +107,7 @@ class SystemOptions:
             {
                 "backend": "simulated",
                 "extra_config": limits,
+                "admission": self.storage_admission,
                 "model_name": "simulated",
                 "weights_revision": "1",
                 "num_workers": self.num_workers,
@@ -123,9 +130,11 @@ class SystemOptions:
         return HiCacheConfig(
             page_size=page_size,
             write_policy=self.write_policy,
+            eviction_policy=self.eviction_policy,
             write_by_layer=self.write_by_layer,
             write_watermark=self.write_watermark,
             prefetch_policy=self.prefetch_policy,
+            load_cost_estimate=self.load_cost_estimate,
             load_back_threshold_tokens=self.load_back_threshold_pages * page_size,
             num_load_slots=self.num_load_slots,
             host=HostPoolConfig(

@@ -24,8 +24,9 @@ __all__ = ["RequestActions"]
 _MAX_REQUESTS = 5
 _MAX_CHUNKS = 3
 _ALL_STAGES = 10**6
-_PREFILL_SECONDS = (0.001, 0.1, 1.0, 100.0)
-"""Of a page; reads take up to some seconds when they stand still, and none otherwise."""
+_PAGE_SECONDS = (0.001, 0.1, 1.0, 100.0)
+"""Of a page that is computed, or loaded; reads and loads take up to some seconds when they stand
+still, and none otherwise."""
 
 
 class RequestActions:
@@ -56,6 +57,7 @@ class RequestActions:
                 0.5, self._is_in_pass, self._fail_pass, self._meets(Prospects.of_failing_pass)
             ),
             "note_prefill": Action(0.3, lambda: True, self._note_prefill),
+            "note_load": Action(0.3, lambda: True, self._note_load),
             "retract": Action(0.5, lambda: self._first.running, self._retract),
             "abort": Action(
                 0.2, lambda: self._first.requests, self._abort, self._meets(Prospects.of_abort), 5
@@ -167,12 +169,21 @@ class RequestActions:
 
     def _note_prefill(self) -> str:
         """Tell the cache what computing costs, which every rank measures by itself."""
-        dice = self._choices.dice
-        seconds = dice.choice(_PREFILL_SECONDS)
+        seconds = self._choices.dice.choice(_PAGE_SECONDS)
         for rank in self._ranks.live:
-            own_seconds = seconds * dice.choice([0.5, 1.0, 2.0])
-            rank.system.cache.note_prefill(GEOMETRY.page_size, own_seconds)
+            rank.system.cache.note_prefill(GEOMETRY.page_size, self._own(seconds))
         return f"{seconds} s a page"
+
+    def _note_load(self) -> str:
+        """Let loads have taken as long as they would over a link that others use as well."""
+        seconds = self._choices.dice.choice(_PAGE_SECONDS)
+        for rank in self._ranks.live:
+            rank.system.cache.controller.costs.note_load(1, self._own(seconds))
+        return f"{seconds} s a page"
+
+    def _own(self, seconds: float) -> float:
+        """Return what one rank measures of what takes `seconds` on average."""
+        return seconds * self._choices.dice.choice([0.5, 1.0, 2.0])
 
     # -- the end of a request ----------------------------------------------------------------
 

@@ -289,7 +289,7 @@ class Scheduler:
             raise InvariantViolation([f"a locked prefix of {request.request_id} became shorter"])
         if request.computes:
             return True
-        load = cache.init_load_back(found, mem_quota=mem_quota)
+        load = cache.init_load_back(found, mem_quota=mem_quota, num_tokens=len(request.key))
         if load.status is LoadStatus.QUEUED:
             cache.inc_lock_ref(load.node)
             assert request.node is not None

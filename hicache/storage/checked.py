@@ -5,12 +5,18 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import Counter
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from hicache.errors import ClosedError, StorageError
 from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig, StorageStats
 from hicache.types import PageOutcome
+
+try:
+    from hicache.storage import _page_io
+except ImportError:
+    _HAS_NATIVE = False
+else:
+    _HAS_NATIVE = True
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckedStorage"]
 
 _KEY_BYTES = 32
-_FIRST = itemgetter(0)
-_LENGTH = itemgetter(1)
 
 
 class CheckedStorage(HiCacheStorage):
@@ -138,9 +142,7 @@ class CheckedStorage(HiCacheStorage):
     def _check_pages(self, num_keys: int, pages: Sequence[Page]) -> None:
         if len(pages) != num_keys:
             raise StorageError(f"{num_keys} keys need as many pages, got {len(pages)}")
-        # No Python for each of many pages that are one piece each and as long as they should be.
-        one_piece = set(map(len, pages)) == {1}
-        if one_piece and set(map(_LENGTH, map(_FIRST, pages))) == {self._page_bytes}:
+        if _HAS_NATIVE and _page_io.have_length(pages, self._page_bytes):
             return
         for page in pages:
             if any(num_bytes < 1 for _, num_bytes in page):

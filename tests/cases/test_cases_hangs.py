@@ -23,7 +23,7 @@ from hicache.radix import CopyKind, RadixKey
 from hicache.storage import StorageBackendFactory
 from hicache.storage.memory import MemoryPages, MemoryStorage
 from hicache.testing.faulty_storage import Fault, Gate, Verb
-from hicache.types import IoBackend, PageOutcome, PrefetchPolicy, WritePolicy
+from hicache.types import IoBackend, PageOutcome, PrefetchPolicy, StorageAdmission, WritePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,7 @@ CHOICES: dict[str, list[Any]] = {
     "prefetch_policy": list(PrefetchPolicy),
     "io_backend": list(IoBackend),
     "layout": list(HostLayout),
+    "admission": list(StorageAdmission),
     "backend": StorageBackendFactory.default().backend_names,
 }
 
@@ -102,9 +103,10 @@ def test_every_value_of_every_choice_survives_a_full_cycle(
     host = HostPoolConfig(
         layout=chosen.pop("layout"), size_bytes=12 * GEOMETRY.page_bytes, huge_pages=False
     )
-    config = config_for(
-        host=host, storage=injected(extra_config=backend_options(backend, tmp_path)), **chosen
+    storage = injected(
+        admission=chosen.pop("admission"), extra_config=backend_options(backend, tmp_path)
     )
+    config = config_for(host=host, storage=storage, **chosen)
 
     def create(backend_config: HiCacheStorageConfig) -> HiCacheStorage:
         return StorageBackendFactory.default().create_backend(backend, backend_config)

@@ -125,7 +125,8 @@ def test_every_metric_moves_by_what_has_happened() -> None:
         assert rig.value("hicache_prefetched_tokens") == len(KEY)
         assert rig.prefetch(MISSING) == 0
         assert rig.value("hicache_events", "prefetch_revoked") == 1
-        rig.cache.prompt_tokens.count(20, device=4, host=0, storage=12)
+        rig.cache.prompt_tokens.count(20, device=4, host=0, storage=12, delayed=8)
+        assert rig.value("hicache_delayed_hit_tokens") == 8
         assert rig.value("hicache_cached_tokens", "storage") == 12
         assert rig.value("hicache_prompt_tokens") == 20
 

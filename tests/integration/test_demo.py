@@ -34,6 +34,9 @@ def test_the_demo_finds_its_kv_in_every_tier_and_answers_alike(
         assert sum(turn[f"{tier}_hit_tokens"] for turn in before), tier
     assert sum(turn["storage_hit_tokens"] for turn in after)
     assert all(turn["answer_tokens"] >= 32 for turn in report["turns"])
+    delayed = sum(turn["delayed_hit_tokens"] for turn in report["turns"])
+    assert report["totals"]["all"]["delayed_hit_tokens"] == delayed
+    assert report["counters"]["delayed_hit_tokens"] == delayed
     for name in ("write", "load", "persist", "prefetch"):
         assert report["movements"][name]["bytes"] > 0, name
     assert page.read_text().count("<svg") == 3

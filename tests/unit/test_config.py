@@ -23,7 +23,7 @@ from hicache.config import (
 )
 from hicache.errors import ConfigError
 from hicache.layout import HostLayout
-from hicache.types import IoBackend, PrefetchPolicy, WritePolicy
+from hicache.types import IoBackend, PrefetchPolicy, StorageAdmission, WritePolicy
 
 SECTIONS: dict[str, type[Any]] = {
     "host": HostPoolConfig,
@@ -45,6 +45,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "eviction_policy": [None, 1, {}],
     "io_backend": ["kernel", None, True],
     "load_back_threshold_tokens": [-1, *NOT_WHOLE],
+    "load_cost_estimate": [0, 1, "true", None],
     "num_load_slots": [0, *NOT_WHOLE],
     "host.layout": ["row_first", None, 0],
     "host.ratio": NOT_POSITIVE,
@@ -54,6 +55,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "storage.extra_config": [None, [], "{}", {1: "a"}, {"a": {"b": [object()]}}, {"a": 1e999}],
     "storage.model_name": NOT_TEXT,
     "storage.weights_revision": NOT_TEXT,
+    "storage.admission": ["some", "", None, True],
     "storage.tp_lcm_size": [0, -1, 2.0, "8", True],
     "storage.num_workers": [0, 33, *NOT_WHOLE],
     "storage.batch_pages": [0, *NOT_WHOLE],
@@ -105,6 +107,7 @@ storages = st.builds(
     extra_config=st.dictionaries(st.text(), plain, max_size=3),
     model_name=texts,
     weights_revision=texts,
+    admission=st.sampled_from(StorageAdmission),
     tp_lcm_size=st.none() | positive,
     num_workers=st.integers(1, 32),
     batch_pages=positive,
@@ -123,6 +126,7 @@ configs = st.builds(
     prefetch_policy=st.sampled_from(PrefetchPolicy),
     io_backend=st.sampled_from(IoBackend),
     load_back_threshold_tokens=natural,
+    load_cost_estimate=st.booleans(),
     num_load_slots=positive,
     host=hosts,
     storage=st.none() | storages,
@@ -168,7 +172,7 @@ def test_a_refusal_says_what_is_allowed() -> None:
         ConfigError, match=r"^page_size must be a whole number of tokens, at least 1"
     ):
         HiCacheConfig(page_size=0)
-    with pytest.raises(ConfigError, match=r"one of write_through, .*write_back; it is 'never'$"):
+    with pytest.raises(ConfigError, match=r"one of write_through, .*adaptive; it is 'never'$"):
         HiCacheConfig.from_mapping({"write_policy": "never"})
     with pytest.raises(ConfigError, match=r"above 0, or none; it is -1$"):
         HostPoolConfig(ratio=-1)

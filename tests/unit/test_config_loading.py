@@ -21,7 +21,7 @@ from hicache.config import (
 )
 from hicache.errors import ConfigError
 from hicache.layout import HostLayout
-from hicache.types import IoBackend, PrefetchPolicy, WritePolicy
+from hicache.types import IoBackend, PrefetchPolicy, StorageAdmission, WritePolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,7 @@ BASE: dict[str, object] = {
     "eviction_policy": "lru",
     "io_backend": "direct",
     "load_back_threshold_tokens": 11,
+    "load_cost_estimate": False,
     "write_watermark": 0.2,
     "write_by_layer": False,
     "num_load_slots": 2,
@@ -51,6 +52,7 @@ BASE: dict[str, object] = {
     "storage.extra_config": {"path": "/old"},
     "storage.model_name": "old",
     "storage.weights_revision": "old",
+    "storage.admission": "all",
     "storage.tp_lcm_size": 2,
     "storage.num_workers": 1,
     "storage.batch_pages": 1,
@@ -74,6 +76,7 @@ VARIABLES: dict[str, tuple[str, object]] = {
     "eviction_policy": ("adaptive", "adaptive"),
     "io_backend": ("direct", IoBackend.DIRECT),
     "load_back_threshold_tokens": ("0", 0),
+    "load_cost_estimate": ("true", True),
     "write_watermark": ("0.25", 0.25),
     "write_by_layer": ("false", False),
     "num_load_slots": ("3", 3),
@@ -85,6 +88,7 @@ VARIABLES: dict[str, tuple[str, object]] = {
     "storage.extra_config": ('{"path": "/new", "n": [1]}', {"path": "/new", "n": (1,)}),
     "storage.model_name": ("12", "12"),
     "storage.weights_revision": ("true", "true"),
+    "storage.admission": ("adaptive", StorageAdmission.ADAPTIVE),
     "storage.tp_lcm_size": ("8", 8),
     "storage.num_workers": ("4", 4),
     "storage.batch_pages": ("32", 32),

@@ -51,22 +51,12 @@ class NativeTransfer:
         self._fd_of = fd_of
         self._checkers = direct_with
 
-    def cut(
-        self, layout: PageLayout, num_pages: int, *, reads: bool = False
-    ) -> Iterator[tuple[int, int]]:
-        """Yield, for one call after the other, which page is its first and how many it moves.
-
-        Of reads with direct I/O the last are short: the disk idles during their checksums.
-        """
+    def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
+        """Yield, for one call after the other, which page is its first and how many it moves."""
         call_bytes = _CALL_BYTES if self._checkers is None else _DIRECT_CHUNK_BYTES
-        most = max(1, call_bytes // layout.stride_bytes)
-        least = -(-most // 4) if reads and self._checkers is not None else most
-        first = 0
-        while first < num_pages:
-            left = num_pages - first
-            count = min(left, most, max(least, left // 2))
-            yield first, count
-            first += count
+        step = max(1, call_bytes // layout.stride_bytes)
+        for first in range(0, num_pages, step):
+            yield first, min(step, num_pages - first)
 
     def begin_read(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int

@@ -76,7 +76,7 @@ def _read_natively(
     # What checks the pages of each call; the disk need not wait for the checksums.
     found: list[Callable[[], bytes]] = []
     with contextlib.suppress(OSError):
-        for first, count in native.cut(span.layout, span.num_pages, reads=True):
+        for first, count in native.cut(span.layout, span.num_pages):
             if expired():
                 break
             start = span.start + first

@@ -166,6 +166,10 @@ class Rank:
                 [one.device_hit_tokens, one.host_hit_tokens, one.storage_hit_tokens]
                 for one in requests
             ],
+            scheduling=[
+                *([one.standing.num_passes, one.delayed_hit_tokens] for one in requests),
+                list(engine.counters.values()),
+            ],
             trees=trees,
             faults=faults,
             failed_loads=sum(request.num_failed_loads for request in requests),

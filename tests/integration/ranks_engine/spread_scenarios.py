@@ -66,6 +66,8 @@ class Served:
         answers: tokens of every answer with the cache.
         plain_answers: of the same prompts on the same ranks without a cache.
         hits: tokens found on device, host and in storage, by request.
+        scheduling: by request, how many others passed it and how many tokens it found late; and
+            the engine's counters.
         trees: after every turn, each run of the tree: its tokens, tiers and locks.
         faults: broken invariants, and what the engine or the cache left behind.
         failed_loads: how often requests were computed because a load had failed.
@@ -78,6 +80,7 @@ class Served:
     answers: list[list[int]]
     plain_answers: list[list[int]]
     hits: list[list[int]]
+    scheduling: list[list[int]]
     trees: list[list[list[Any]]]
     faults: list[str]
     failed_loads: int

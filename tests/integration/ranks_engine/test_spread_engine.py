@@ -47,6 +47,7 @@ def serve(ranks: SpreadRanks, scenario: Scenario) -> Served:
     for other in others:
         assert other.trees == first.trees
         assert other.hits == first.hits
+        assert other.scheduling == first.scheduling
         assert other.answers == first.answers
         assert (other.num_steps, other.num_agreements) == (first.num_steps, first.num_agreements)
     assert [one.faults for one in (first, *others)] == [[]] * scenario.num_ranks
@@ -77,6 +78,21 @@ def test_every_write_policy_with_every_prefetch_policy(
     assert hits_of(served)["device"] > 0
     again = dataclasses.replace(scenario, name=f"{scenario.name}-again", alone=True, num_turns=1)
     assert hits_of(serve(two_ranks, again))["storage"] > 0
+
+
+@pytest.mark.parametrize("ways", [(2, 1), (2, 2)], ids=str)
+def test_what_is_fetched_for_one_is_waited_for_by_others_on_all_ranks_alike(
+    ways: tuple[int, int], two_ranks: SpreadRanks, four_ranks: SpreadRanks, tmp_path: Path
+) -> None:
+    tp_size, pp_size = ways
+    ranks = two_ranks if tp_size * pp_size <= 2 else four_ranks
+    scenario = Scenario(
+        name="fetched once", tp_size=tp_size, pp_size=pp_size, storage=str(tmp_path), num_turns=1
+    )
+    serve(ranks, scenario)
+    served = serve(ranks, dataclasses.replace(scenario, name="fetched once, again", num_aborts=4))
+    # All begin with the same 70 tokens; four pages of them are whole.
+    assert sum(delayed for _, delayed in served.scheduling[:-1]) >= 64
 
 
 def table() -> list[Scenario]:

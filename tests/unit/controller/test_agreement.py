@@ -31,13 +31,16 @@ class Operations:
         self.prefetches: dict[OperationId, PrefetchOperation] = {}
         self.persists: dict[OperationId, StorageOperation] = {}
 
-    def collect(self) -> Finished:
-        window = OperationWindow(
+    def window(self) -> OperationWindow:
+        return OperationWindow(
             writes=self.writes,
             loads=self.loads,
             prefetches=self.prefetches,
             persists=self.persists,
         )
+
+    def collect(self) -> Finished:
+        window = self.window()
         return window.finished(self.meeting.agree(Call.STEP, window.values()))
 
     def copy(self, num_good: int | None) -> HiCacheAck:
@@ -99,7 +102,7 @@ def beside(*others: int) -> Operations:
 def test_one_rank_agrees_with_itself() -> None:
     assert list(SingleRank().agree([3, -1, 0])) == [3, -1, 0]
     operations = alone()
-    assert operations.collect() == Finished([], [], [], [], [], [])
+    assert operations.collect() == Finished([], [], [], [], [], [], [])
     assert operations.meeting.num_agreements == 0
 
 
@@ -266,5 +269,40 @@ def test_pages_that_arrive_after_the_end_are_not_counted() -> None:
     )
     operation.take(late)
     assert operations.collect() == Finished(
-        writes=[], loads=[], queries=[], prefetches=[], persists=[], released=[operation]
+        writes=[],
+        loads=[],
+        queries=[],
+        prefetches=[],
+        persists=[],
+        released=[operation],
+        arriving=[],
     )
+
+
+def test_a_prefetch_under_way_tells_how_far_it_is_on_every_rank() -> None:
+    operations = alone()
+    querying = operations.prefetch(phase=Phase.RUNNING)
+    reading = operations.prefetch(phase=Phase.RUNNING, num_good=3)
+    operations.prefetch(phase=Phase.RUNNING, num_good=3, terminated=True)
+    operations.prefetch(phase=Phase.ENDED, num_good=5)
+    assert operations.collect().arriving == [(querying, 0), (reading, 3)]
+
+
+@pytest.mark.parametrize("slower", [0, 2])
+def test_the_slowest_rank_says_how_far_a_prefetch_is(slower: int) -> None:
+    behind = alone()
+    behind.prefetch(phase=Phase.RUNNING, num_good=slower)
+    told = behind.window().values()
+    operations = Operations(OtherRank(lambda mine: [*mine[:4], *told, *mine[4 + len(told) :]]))
+    operation = operations.prefetch(phase=Phase.RUNNING, num_good=3)
+    assert operations.collect().arriving == [(operation, slower)]
+
+
+def test_a_prefetch_that_has_ended_on_one_rank_alone_is_as_far_as_on_the_others() -> None:
+    told = alone()
+    told.prefetch(phase=Phase.RUNNING, num_good=1)
+    others = told.window().values()
+    operations = Operations(OtherRank(lambda mine: [*mine[:4], *others, *mine[4 + len(others) :]]))
+    operation = operations.prefetch(phase=Phase.ENDED, num_good=5)
+    finished = operations.collect()
+    assert (finished.prefetches, finished.arriving) == ([], [(operation, 1)])

@@ -59,6 +59,7 @@ def turns(draw: st.DrawFn) -> TurnReport:
         answer_tokens=draw(tokens),
         answer_equal=draw(st.booleans()),
         text=draw(st.text()),
+        delayed_hit_tokens=draw(st.integers(0, sum(by_origin[:3]))),
     )
 
 
@@ -109,7 +110,8 @@ def test_the_json_has_the_published_keys() -> None:
         "answers_equal", "model", "config", "machine", "turns", "movements",
         "differences", "totals", "counters", "restart_logit_difference",
     ]  # fmt: skip
-    assert list(data["turns"][0]) == [*TURN_KEYS, "answer_tokens", "answer_equal", "text"]
+    more_keys = ["answer_tokens", "answer_equal", "text", "delayed_hit_tokens"]
+    assert list(data["turns"][0]) == [*TURN_KEYS, *more_keys]
     assert list(data["movements"]) == ["write", "load", "persist", "prefetch"]
     for moved in data["movements"].values():
         assert list(moved) == ["bytes", "bytes_per_second", "seconds"]
@@ -221,6 +223,13 @@ def test_the_tokens_of_a_turn_must_add_up(origin: str) -> None:
         make_turn(user=2, turn=3, **{origin: -1})
 
 
+@pytest.mark.parametrize("delayed", [-1, 61])
+def test_no_more_tokens_are_delayed_than_were_found(delayed: int) -> None:
+    assert make_turn(delayed_hit_tokens=60).delayed_hit_tokens == 60
+    with pytest.raises(InvariantViolation, match=f"{delayed} tokens were found late, of 60"):
+        make_turn(delayed_hit_tokens=delayed)
+
+
 @given(reports)
 @settings(max_examples=40)
 def test_totals_are_sums_and_medians_of_their_turns(report: DemoReport) -> None:
@@ -233,7 +242,7 @@ def test_totals_are_sums_and_medians_of_their_turns(report: DemoReport) -> None:
     for name, group in groups.items():
         totals = report.totals[name]
         assert totals.turns == len(group)
-        for key in ("prompt_tokens", *ORIGINS):
+        for key in ("prompt_tokens", "delayed_hit_tokens", *ORIGINS):
             assert getattr(totals, key) == sum(getattr(turn, key) for turn in group)
         ratios = [
             turn.ttft_uncached_seconds / turn.ttft_seconds

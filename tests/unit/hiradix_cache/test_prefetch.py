@@ -225,6 +225,6 @@ def test_what_takes_longer_to_read_than_to_compute_is_left_in_storage_and_counte
         assert rig.cache.counters["prefetch_revoked"] == 1
         assert snapshot_of(rig.cache).events["prefetch_cost_not_worth"] == 1
         # Computing has become slow.
-        for _ in range(8):
+        for _ in range(32):
             rig.cache.note_prefill(1, 10.0)
         assert rig.prefetch(KEY, request_id="later") == len(KEY)

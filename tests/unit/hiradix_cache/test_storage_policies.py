@@ -72,6 +72,8 @@ def test_a_new_write_policy_is_in_force_at_once(policy: WritePolicy) -> None:
             WritePolicy.WRITE_BEHIND: 4,
             WritePolicy.WRITE_THROUGH_SELECTIVE: 2,
             WritePolicy.WRITE_BACK: 0,
+            # All of it is to be stored.
+            WritePolicy.ADAPTIVE: 4,
         }
         assert rig.cache.tree.host_size == num_written[policy] * PAGE
 

@@ -29,6 +29,7 @@ SNAPSHOT = CacheSnapshot(
     num_protected_tokens=32,
     num_prompt_tokens=100,
     cached_tokens={"device": 1, "host": 2, "storage": 3},
+    num_delayed_hit_tokens=2,
     movements=dict.fromkeys(("write", "load", "persist", "prefetch"), MOVED),
     events={"evicted_device_pages": 3, "unwritten_pages": 2, "something_new": 5},
     store=StoreUse(

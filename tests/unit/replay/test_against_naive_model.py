@@ -61,10 +61,13 @@ class NaiveCache:
             return
         while len(self.host) + len(missing) > self.host_size:
             free = self.leaves(self.host) - {self.parent[missing[0]]}
-            victims = (free - self.device) or free
-            if not victims:
+            if free - self.device:
+                self.host.remove(min(free - self.device, key=self.key))
+            elif free:
+                # The device will lose last what was used last.
+                self.host.remove(max(free, key=lambda block: self.used[block]))
+            else:
                 return
-            self.host.remove(min(victims, key=self.key))
         self.host |= set(missing)
         self.written += len(missing)
 
@@ -132,7 +135,7 @@ def test_with_an_l2_without_bound_nothing_is_lost(policy: WritePolicy, seed: int
     assert replayed(requests, options).hit_blocks == everything
 
 
-@pytest.mark.parametrize("policy", WRITING)
+@pytest.mark.parametrize("policy", [*WRITING, WritePolicy.ADAPTIVE])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_with_an_l3_without_bound_nothing_that_was_written_is_lost(
     policy: WritePolicy, seed: int

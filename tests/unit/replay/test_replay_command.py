@@ -99,6 +99,9 @@ def test_three_tiers_hit_in_each_and_answers_take_part(trace: Path) -> None:
     (result,) = run(trace, *sizes, "--insert-output")["results"]
     assert all(result["hits_by_tier"].values())
     assert result["stored_blocks"] > 0
+    assert result["storage_admission"] == "all"
+    (some,) = run(trace, *sizes, "--storage-admission", "adaptive")["results"]
+    assert some["storage_admission"] == "adaptive"
 
 
 def test_a_part_of_the_trace_can_be_replayed(trace: Path) -> None:

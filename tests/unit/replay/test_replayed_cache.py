@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
-from small_traces import BLOCK_TOKENS, make_request
+import pytest
+from small_traces import BLOCK_TOKENS, make_request, random_requests
 
 from hicache.replay import CacheOptions, ReplayResult, TimeModel, TraceRequest, replay
-from hicache.types import PrefetchPolicy, WritePolicy
+from hicache.replay.time_model import LoadRule
+from hicache.types import PrefetchPolicy, StorageAdmission, WritePolicy
 
 # A token takes 1 s to compute and 8 s to load.
 SLOW_LINK = TimeModel(
@@ -66,3 +69,60 @@ def test_behind_means_on_eviction_at_the_latest() -> None:
     options = CacheOptions(device_blocks=4, host_blocks=3, write_policy=WritePolicy.WRITE_BEHIND)
     result = replayed([long, make_request([9]), make_request([8]), long], options)
     assert (result.device_hits, result.host_hits) == (2, 1)
+
+
+def hot_and_cold() -> list[TraceRequest]:
+    """Prompts that come again and again, and after every third of them one that never does."""
+    rng = random.Random(3)
+    starts = [rng.randrange(20) if n % 4 else 100 + n for n in range(4000)]
+    return [make_request([4 * start + block for block in range(4)]) for start in starts]
+
+
+@pytest.mark.parametrize("policy", ["lru", "adaptive"])
+@pytest.mark.parametrize("host_blocks", [60, None])
+def test_adaptive_writes_less_of_what_never_comes_again_and_hits_as_often(
+    policy: str, host_blocks: int | None
+) -> None:
+    """With an L2 that has room for everything and with one that has not."""
+    options = CacheOptions(policy=policy, device_blocks=40, host_blocks=host_blocks)
+    late = dataclasses.replace(options, write_policy=WritePolicy.WRITE_BACK)
+    adaptive = dataclasses.replace(options, write_policy=WritePolicy.ADAPTIVE)
+    before, after = replayed(hot_and_cold(), late), replayed(hot_and_cold(), adaptive)
+    assert after.num_written < 0.8 * before.num_written
+    assert after.hit_blocks >= 0.98 * before.hit_blocks
+
+
+@pytest.mark.parametrize("policy", [WritePolicy.WRITE_BACK, WritePolicy.ADAPTIVE])
+def test_storage_that_takes_some_takes_less_and_hits_as_often(policy: WritePolicy) -> None:
+    all_of_it = CacheOptions(
+        device_blocks=20, host_blocks=40, storage_blocks=None, write_policy=policy
+    )
+    some = dataclasses.replace(all_of_it, storage_admission=StorageAdmission.ADAPTIVE)
+    before, after = replayed(hot_and_cold(), all_of_it), replayed(hot_and_cold(), some)
+    assert after.num_stored < 0.8 * before.num_stored
+    assert after.hit_blocks >= 0.98 * before.hit_blocks
+
+
+@pytest.mark.parametrize("link", [2.0, 20.0])
+@pytest.mark.parametrize("storage", [0.2, 2.0, 20.0])
+@pytest.mark.parametrize("speed", [0.1, 1.0])
+def test_loading_by_cost_is_never_worse_than_always_or_never(
+    link: float, storage: float, speed: float
+) -> None:
+    """On what the real tree finds in three tiers; a token takes 1 s to compute."""
+    model = TimeModel(
+        prefill_tokens_per_second=1.0,
+        kv_bytes_per_token=1,
+        link_bytes_per_second=link,
+        storage_bytes_per_second=storage,
+        speed=speed / 10,
+    )
+    tiers = CacheOptions(device_blocks=8, host_blocks=24, storage_blocks=None)
+    lanes = [dataclasses.replace(tiers, load=load) for load in (LoadRule.ALWAYS, LoadRule.NEVER)]
+    lanes.append(dataclasses.replace(tiers, prefetch_policy=PrefetchPolicy.ADAPTIVE))
+    requests = random_requests(random.Random(7), 800)
+    results = replay(requests, lanes, block_tokens=BLOCK_TOKENS, model=model)
+    always, never, by_cost = (result.times.ttft_seconds_mean for result in results)
+    assert by_cost <= 1.01 * min(always, never)
+    assert results[1].num_recomputed > 0
+    assert results[0].hit_blocks >= results[1].hit_blocks

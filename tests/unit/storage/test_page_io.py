@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import sysconfig
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -125,6 +125,22 @@ def test_errors_of_the_kernel_are_raised(fd: int, tmp_path: Path) -> None:
         _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100)
     with pytest.raises(OSError, match="Invalid argument"):
         _page_io.write_pages([(fd, 0, 99)], [page], 0, 1, 0, 100)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "bad", [None, (), [1], ((1, 5),), ((1, 3), (2, 0)), ((1, 3), (9, 2)), ((1,),)]
+)
+def test_pages_have_a_length_or_one_of_them_has_not(bad: object) -> None:
+    pages: list[Any] = [((1, 4),), ((1, 1), (9, 3))] * 20
+    assert _page_io.have_length(pages, 4)
+    assert _page_io.have_length([], 4)
+    for position in (0, 7, 39):
+        changed = [*pages]
+        changed[position] = bad
+        assert not _page_io.have_length(changed, 4)
+    with pytest.raises(TypeError):
+        _page_io.have_length(7, 4)  # type: ignore[arg-type]
 
 
 MEMORY = np.zeros(100, dtype=np.uint8)
