@@ -43,6 +43,7 @@ class SystemOptions:
     write_watermark: float
     prefetch_policy: PrefetchPolicy
     load_cost_estimate: bool
+    prefetch_cost_estimate: bool
     layout: HostLayout
     side_pools: tuple[str, ...]
     num_device_pages: int
@@ -68,7 +69,8 @@ class SystemOptions:
             write_by_layer=rng.random() < 0.9,
             write_watermark=rng.choice([0.0, 0.1, 0.3]),
             prefetch_policy=rng.choice(list(PrefetchPolicy)),
-            load_cost_estimate=rng.random() < 0.8,
+            load_cost_estimate=rng.random() < 0.25,
+            prefetch_cost_estimate=rng.random() < 0.25,
             layout=rng.choice(list(HostLayout)),
             side_pools=rng.choice([(), (), ("draft",), ("indexer",), ("draft", "indexer")]),
             num_device_pages=rng.randint(6, 16),
@@ -83,7 +85,8 @@ class SystemOptions:
             max_abandoned=rng.choice([0, 0, 0, 1, 8]),
             max_store_pages=rng.choice([None, 6]),
             eviction_policy=rng.choice(["adaptive", "lru"]),
-            storage_admission=rng.choice(list(StorageAdmission)),
+            # Whatever is not stored, or not worth a read, meets no fault there.
+            storage_admission=rng.choice([*StorageAdmission, *[StorageAdmission.ALL] * 3]),
         )
 
     @property
@@ -122,6 +125,7 @@ class SystemOptions:
         return PrefetchConfig(
             threshold_tokens=self.prefetch_threshold_pages * GEOMETRY.page_size,
             max_inflight_pages=self.max_inflight_prefetch_pages,
+            cost_estimate=self.prefetch_cost_estimate,
         )
 
     def config(self) -> HiCacheConfig:

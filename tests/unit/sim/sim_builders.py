@@ -25,6 +25,7 @@ ROOMY = SystemOptions(
     write_watermark=0.0,
     prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
     load_cost_estimate=True,
+    prefetch_cost_estimate=True,
     layout=HostLayout.PAGE_FIRST,
     side_pools=(),
     num_device_pages=12,
