@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hicache.storage.page_store import native_transfer
+from hicache.storage import native_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def fast_path(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def plain_io(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores opened from now on move pages in Python, as where nothing native was built."""
-    monkeypatch.setattr(native_transfer, "HAS_NATIVE_IO", False)
+    monkeypatch.setattr(native_io, "HAS_NATIVE_IO", False)
 
 
 @pytest.fixture(params=["native", "plain"])
@@ -38,5 +38,5 @@ def either_io(request: pytest.FixtureRequest) -> None:
     """A test runs with and without what is native."""
     if request.param == "plain":
         request.getfixturevalue("plain_io")
-    elif not native_transfer.HAS_NATIVE_IO:
+    elif not native_io.HAS_NATIVE_IO:
         pytest.skip("the native module was not built")

@@ -1,8 +1,12 @@
 from collections.abc import Sequence
+from typing import TypeAlias
+
+_Pages: TypeAlias = Sequence[tuple[tuple[int, int], ...]]
+_Places: TypeAlias = Sequence[tuple[int, int, int]]
 
 def read_pages(
-    places: Sequence[tuple[int, int, int]],
-    pages: Sequence[tuple[tuple[int, int], ...]],
+    places: _Places,
+    pages: _Pages,
     first: int,
     num_pages: int,
     gap_bytes: int,
@@ -10,8 +14,8 @@ def read_pages(
     /,
 ) -> bytes: ...
 def write_pages(
-    places: Sequence[tuple[int, int, int]],
-    pages: Sequence[tuple[tuple[int, int], ...]],
+    places: _Places,
+    pages: _Pages,
     first: int,
     num_pages: int,
     gap_bytes: int,
@@ -19,8 +23,8 @@ def write_pages(
     /,
 ) -> bytes: ...
 def read_unchecked(
-    places: Sequence[tuple[int, int, int]],
-    pages: Sequence[tuple[tuple[int, int], ...]],
+    places: _Places,
+    pages: _Pages,
     first: int,
     num_pages: int,
     gap_bytes: int,
@@ -28,15 +32,13 @@ def read_unchecked(
     /,
 ) -> int: ...
 def write_unchecked(
-    places: Sequence[tuple[int, int, int]],
-    pages: Sequence[tuple[tuple[int, int], ...]],
+    places: _Places,
+    pages: _Pages,
     first: int,
     num_pages: int,
     gap_bytes: int,
     chunk_bytes: int,
     /,
 ) -> int: ...
-def checksums(
-    pages: Sequence[tuple[tuple[int, int], ...]], first: int, num_pages: int, /
-) -> bytes: ...
-def have_length(pages: Sequence[tuple[tuple[int, int], ...]], page_bytes: int, /) -> bool: ...
+def checksums(pages: _Pages, first: int, num_pages: int, /) -> bytes: ...
+def have_length(pages: _Pages, page_bytes: int, /) -> bool: ...

@@ -8,15 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hicache.errors import ClosedError, StorageError
+from hicache.storage import native_io
 from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig, StorageStats
 from hicache.types import PageOutcome
-
-try:
-    from hicache.storage import _page_io
-except ImportError:
-    _HAS_NATIVE = False
-else:
-    _HAS_NATIVE = True
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +136,7 @@ class CheckedStorage(HiCacheStorage):
     def _check_pages(self, num_keys: int, pages: Sequence[Page]) -> None:
         if len(pages) != num_keys:
             raise StorageError(f"{num_keys} keys need as many pages, got {len(pages)}")
-        if _HAS_NATIVE and _page_io.have_length(pages, self._page_bytes):
+        if native_io.HAS_NATIVE_IO and native_io.page_io.have_length(pages, self._page_bytes):
             return
         for page in pages:
             if any(num_bytes < 1 for _, num_bytes in page):

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hicache.storage import native_io
 from hicache.storage.page_store.blocks import BLOCK_BYTES
 from hicache.storage.page_store.group import CHECKSUM_BYTES
-
-try:
-    from hicache.storage import _page_io
-except ImportError:
-    HAS_NATIVE_IO = False
-    """Whether there is a native module; without it `PageTransfer` does the same, slower."""
-else:
-    HAS_NATIVE_IO = True
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +15,7 @@ if TYPE_CHECKING:
     from hicache.storage.base import Page
     from hicache.storage.page_store.layout import PageLayout
 
-__all__ = ["HAS_NATIVE_IO", "NativeTransfer"]
+__all__ = ["NativeTransfer"]
 
 _CHUNK_BYTES = 512 << 10
 """What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB."""
@@ -73,12 +66,12 @@ class NativeTransfer:
         places = self._places(layout, first, num_pages, create=False)
         arguments = (places, pages, start, num_pages, layout.gap_bytes)
         if self._checkers is None:
-            checksums = _page_io.read_pages(*arguments, _CHUNK_BYTES)
+            checksums = native_io.page_io.read_pages(*arguments, _CHUNK_BYTES)
             complete = len(checksums) == num_pages * CHECKSUM_BYTES
             return (lambda: checksums) if complete else None
-        if _page_io.read_unchecked(*arguments, _DIRECT_CHUNK_BYTES) < num_pages:
+        if native_io.page_io.read_unchecked(*arguments, _DIRECT_CHUNK_BYTES) < num_pages:
             return None
-        return self._checkers.submit(_page_io.checksums, pages, start, num_pages).result
+        return self._checkers.submit(native_io.page_io.checksums, pages, start, num_pages).result
 
     def write(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int
@@ -94,10 +87,10 @@ class NativeTransfer:
         places = self._places(layout, first, num_pages, create=True)
         arguments = (places, pages, start, num_pages, layout.gap_bytes)
         if self._checkers is None:
-            return _page_io.write_pages(*arguments, _CHUNK_BYTES)
-        checksums = self._checkers.submit(_page_io.checksums, pages, start, num_pages)
+            return native_io.page_io.write_pages(*arguments, _CHUNK_BYTES)
+        checksums = self._checkers.submit(native_io.page_io.checksums, pages, start, num_pages)
         try:
-            _page_io.write_unchecked(*arguments, _DIRECT_CHUNK_BYTES)
+            native_io.page_io.write_unchecked(*arguments, _DIRECT_CHUNK_BYTES)
         finally:
             # Also after a failure: nobody may read the memory any more.
             found = checksums.result()

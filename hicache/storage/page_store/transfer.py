@@ -9,8 +9,9 @@ import logging
 import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
-from hicache.storage.page_store import native_transfer
+from hicache.storage import native_io
 from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind, blocks_for, cut
+from hicache.storage.page_store.native_transfer import NativeTransfer
 from hicache.storage.vectored_io import read_at, split_buffers, write_at
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ class PageTransfer:
         """Use opened segments; direct I/O is for those who give threads for checksums."""
         self._segments = segments
         self._direct = direct_with is not None
-        self.native: native_transfer.NativeTransfer | None = None
-        if native_transfer.HAS_NATIVE_IO:
-            self.native = native_transfer.NativeTransfer(self._fd, direct_with=direct_with)
+        self.native: NativeTransfer | None = None
+        if native_io.HAS_NATIVE_IO:
+            self.native = NativeTransfer(self._fd, direct_with=direct_with)
         self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from page_store_tools import OK, chain, open_store, read, write
 
-from hicache.storage.page_store import native_transfer
+from hicache.storage import native_io
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def write_until_killed(pipe: IO[bytes], path: str, seed: int, **options: Any) ->
 
 def hang_in_a_write(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
     """Begin to write pages, and stop when the first bytes are on their way."""
-    native_transfer.HAS_NATIVE_IO = False
+    native_io.HAS_NATIVE_IO = False
     storage = open_store(path, **options)
 
     def hang(*_: object) -> int:

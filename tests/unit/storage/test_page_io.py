@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from hicache.storage.page_store.native_transfer import HAS_NATIVE_IO
+from hicache.storage.native_io import HAS_NATIVE_IO
 
 if HAS_NATIVE_IO:
     from hicache.storage import _page_io
