@@ -1,14 +1,16 @@
-/* Reads, writes and checksums of pages, each in one call that does not hold the interpreter's lock.
+/* Reads and writes of pages with their checksums, each in a call that does not hold Python's lock.
  *
  * A page is a tuple of (address, length) pieces of host memory; pages of a call follow each other on
  * the disk, with `gap_bytes` between one and the next. Where they lie is a sequence of (descriptor,
- * offset, length) places, filled one after the other. Checksums are XXH3-128 over the pieces of each
- * page, as `xxhash.xxh3_128_digest` gives them: they are computed by the library of that package.
+ * offset, length) places, filled one after the other, `chunk_bytes` at a time; with direct I/O,
+ * `num_requests` of those can be in the disk's queue at once. Checksums are XXH3-128 over the pieces
+ * of each page, as `xxhash.xxh3_128_digest` gives them: the library of that package computes them.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "page_queue.h"
 #include "page_stream.h"
 
 #include <errno.h>
@@ -139,102 +141,90 @@ static Place *read_places(PyObject *places, Py_ssize_t *num_places)
 /* -- the functions -------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject *places; /* NULL: nothing is moved */
+    PyObject *places;
     PyObject *pages;
     Py_ssize_t first;
     Py_ssize_t num_pages;
     Py_ssize_t gap_bytes;
     Py_ssize_t chunk_bytes;
+    Py_ssize_t num_requests;
     bool writes;
-    bool hashes;
 } Call;
+
+static bool check_call(const Call *call)
+{
+    if (call->gap_bytes >= 0 && call->chunk_bytes >= 1 && call->num_requests >= 1 &&
+        call->num_requests <= MAX_REQUESTS)
+        return true;
+    PyErr_Format(PyExc_ValueError, "gap_bytes or chunk_bytes is too small, or num_requests is not "
+                                   "from 1 to %d", MAX_REQUESTS);
+    return false;
+}
 
 /* Do the work of a call without the interpreter's lock; return an error number. */
 static int work(const Call *call, Stream *stream, Place *places, Py_ssize_t num_places)
 {
-    int error = 0;
+    size_t chunk_bytes = (size_t)call->chunk_bytes, num_requests = (size_t)call->num_requests;
+    int error;
     Py_BEGIN_ALLOW_THREADS
-    if (call->places) {
-        error = move_stream(stream, places, num_places, (size_t)call->chunk_bytes, call->writes);
+    if (num_requests == 1) {
+        error = move_stream(stream, places, num_places, chunk_bytes, call->writes);
     } else {
-        error = hash_stream(stream);
+        error = move_queued(stream, places, num_places, chunk_bytes, num_requests, call->writes);
     }
     end_stream(stream);
     Py_END_ALLOW_THREADS
-    bool places_too_small = call->writes && stream->segment < stream->num_segments;
+    bool places_too_small = call->writes && stream->cursor.segment < stream->num_segments;
     return !error && places_too_small ? EINVAL : error;
 }
 
-/* Return the checksums of the pages that are done or, if nobody wants them, how many there are. */
+/* Return the checksums of the pages that were moved. */
 static PyObject *process(const Call *call)
 {
     Stream stream = {0};
     Place *places = NULL;
     Py_ssize_t num_places = 0;
-    PyObject *digests = NULL, *result = NULL;
-    if (call->gap_bytes < 0 || call->chunk_bytes < 1)
-        return PyErr_Format(PyExc_ValueError, "gap_bytes or chunk_bytes is too small");
-    if (!read_pages_into(&stream, call->pages, call->first, call->num_pages,
+    PyObject *digests = NULL;
+    if (!check_call(call) ||
+        !read_pages_into(&stream, call->pages, call->first, call->num_pages,
                          (size_t)call->gap_bytes, call->writes))
         goto out;
-    if (call->places && !(places = read_places(call->places, &num_places)))
+    if (!(places = read_places(call->places, &num_places)) ||
+        !(digests = PyBytes_FromStringAndSize(NULL, call->num_pages * DIGEST_BYTES)))
         goto out;
-    Py_ssize_t digests_bytes = call->num_pages * DIGEST_BYTES;
-    if (call->hashes && !(digests = PyBytes_FromStringAndSize(NULL, digests_bytes)))
-        goto out;
-    stream.digests = digests ? PyBytes_AS_STRING(digests) : NULL;
+    stream.digests = PyBytes_AS_STRING(digests);
     int error = work(call, &stream, places, num_places);
     if (error) {
+        Py_CLEAR(digests);
         errno = error;
         PyErr_SetFromErrno(PyExc_OSError);
-    } else if (digests) {
-        if (_PyBytes_Resize(&digests, stream.num_done * DIGEST_BYTES) == 0)
-            result = Py_NewRef(digests);
     } else {
-        result = PyLong_FromSsize_t(stream.num_done);
+        _PyBytes_Resize(&digests, stream.num_done * DIGEST_BYTES);
     }
 out:
-    Py_XDECREF(digests);
     PyMem_Free(stream.segments);
     PyMem_Free(places);
-    return result;
+    return digests;
 }
 
-static PyObject *move_pages(PyObject *arguments, bool writes, bool hashes)
+static PyObject *move_pages(PyObject *arguments, bool writes)
 {
-    Call call = {.writes = writes, .hashes = hashes};
-    if (!PyArg_ParseTuple(arguments, "OOnnnn", &call.places, &call.pages, &call.first,
-                          &call.num_pages, &call.gap_bytes, &call.chunk_bytes))
+    Call call = {.writes = writes};
+    if (!PyArg_ParseTuple(arguments, "OOnnnnn", &call.places, &call.pages, &call.first,
+                          &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
+                          &call.num_requests))
         return NULL;
     return process(&call);
 }
 
 static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    return move_pages(arguments, false, true);
+    return move_pages(arguments, false);
 }
 
 static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    return move_pages(arguments, true, true);
-}
-
-static PyObject *read_unchecked(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    return move_pages(arguments, false, false);
-}
-
-static PyObject *write_unchecked(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    return move_pages(arguments, true, false);
-}
-
-static PyObject *checksums(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    Call call = {.chunk_bytes = 1, .hashes = true};
-    if (!PyArg_ParseTuple(arguments, "Onn", &call.pages, &call.first, &call.num_pages))
-        return NULL;
-    return process(&call);
+    return move_pages(arguments, true);
 }
 
 /* So many pages ahead of the one that is looked at, objects are fetched into the processor's cache:
@@ -295,19 +285,11 @@ static bool bind_to_xxhash(void)
 
 static PyMethodDef functions[] = {
     {"read_pages", read_pages, METH_VARARGS,
-     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> bytes\n\n"
-     "Return the checksums of the leading pages that were read as a whole."},
+     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
+     "\nReturn the checksums of the leading pages that were read as a whole."},
     {"write_pages", write_pages, METH_VARARGS,
-     "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> bytes\n\n"
-     "Return the checksums of the pages, all of which are written."},
-    {"read_unchecked", read_unchecked, METH_VARARGS,
-     "read_unchecked(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> int\n\n"
-     "Return how many leading pages were read as a whole."},
-    {"write_unchecked", write_unchecked, METH_VARARGS,
-     "write_unchecked(places, pages, first, num_pages, gap_bytes, chunk_bytes) -> int\n\n"
-     "Return how many pages were written, which is all of them."},
-    {"checksums", checksums, METH_VARARGS,
-     "checksums(pages, first, num_pages) -> bytes\n\nReturn the checksums of pages in memory."},
+     "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
+     "\nReturn the checksums of the pages, all of which are written."},
     {"have_length", have_length, METH_VARARGS,
      "have_length(pages, page_bytes) -> bool\n\n"
      "Return whether all are pages, and of this length."},
@@ -317,12 +299,16 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "hicache.storage._page_io",
-    .m_doc = "Reads, writes and checksums of pages, without the interpreter's lock.",
+    .m_doc = "Reads and writes of pages with their checksums, without the interpreter's lock.",
     .m_size = -1,
     .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit__page_io(void)
 {
-    return bind_to_xxhash() ? PyModule_Create(&definition) : NULL;
+    if (!bind_to_xxhash())
+        return NULL;
+    if (!prepare_queues())
+        return PyErr_Format(PyExc_ImportError, "this process has no key left for its threads");
+    return PyModule_Create(&definition);
 }

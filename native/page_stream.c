@@ -5,9 +5,6 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <sys/uio.h>
-
-enum { MAX_VECTORS = 1024 };
 
 /* -- the checksum --------------------------------------------------------------------------- */
 
@@ -66,50 +63,47 @@ const char zeros[MAX_GAP_BYTES] __attribute__((aligned(MAX_GAP_BYTES)));
 static bool hash_part(Stream *stream, const Segment *segment, size_t num_bytes, bool ends_page)
 {
     char *out = stream->digests + stream->num_done * DIGEST_BYTES;
-    if (segment->begins_page && ends_page && !stream->offset) {
+    if (segment->begins_page && ends_page && !stream->cursor.offset) {
         store_digest(out, xxh.digest_of(segment->base, num_bytes));
         return true;
     }
     if (!stream->state && !(stream->state = xxh.create_state()))
         return false;
-    if (segment->begins_page && !stream->offset)
+    if (segment->begins_page && !stream->cursor.offset)
         xxh.reset(stream->state);
-    xxh.update(stream->state, segment->base + stream->offset, num_bytes);
+    xxh.update(stream->state, segment->base + stream->cursor.offset, num_bytes);
     if (ends_page)
         store_digest(out, xxh.digest(stream->state));
     return true;
 }
 
-/* Move the cursor over bytes and add them to the checksums; false without memory. */
-static bool pass_over(Stream *stream, size_t num_bytes)
+bool pass_over(Stream *stream, size_t num_bytes)
 {
+    Cursor *cursor = &stream->cursor;
     while (num_bytes) {
-        const Segment *segment = &stream->segments[stream->segment];
-        size_t left = segment->num_bytes - stream->offset;
+        const Segment *segment = &stream->segments[cursor->segment];
+        size_t left = segment->num_bytes - cursor->offset;
         size_t part = num_bytes < left ? num_bytes : left;
         bool ends = part == left, ends_page = ends && segment->ends_page;
-        if (stream->digests && !segment->is_gap && !hash_part(stream, segment, part, ends_page))
+        if (!segment->is_gap && !hash_part(stream, segment, part, ends_page))
             return false;
         stream->num_done += ends_page;
-        stream->segment += ends;
-        stream->offset = ends ? 0 : stream->offset + part;
+        cursor->segment += ends;
+        cursor->offset = ends ? 0 : cursor->offset + part;
         num_bytes -= part;
     }
     return true;
 }
 
-/* Fill `vectors` with memory from the cursor on, `most` bytes at most. Neighbours become one. */
-static int gather(const Stream *stream, size_t most, struct iovec *vectors, size_t *num_bytes)
+int gather(const Stream *stream, Cursor *at, size_t most, struct iovec *vectors, size_t *num_bytes)
 {
     int count = 0;
-    size_t offset = stream->offset;
     *num_bytes = 0;
-    for (ptrdiff_t at = stream->segment; at < stream->num_segments && *num_bytes < most; at++) {
-        char *base = stream->segments[at].base + offset;
-        size_t part = stream->segments[at].num_bytes - offset;
-        if (part > most - *num_bytes)
-            part = most - *num_bytes;
-        offset = 0;
+    while (at->segment < stream->num_segments && *num_bytes < most) {
+        const Segment *segment = &stream->segments[at->segment];
+        char *base = segment->base + at->offset;
+        size_t left = segment->num_bytes - at->offset;
+        size_t part = left < most - *num_bytes ? left : most - *num_bytes;
         if (count && (char *)vectors[count - 1].iov_base + vectors[count - 1].iov_len == base) {
             vectors[count - 1].iov_len += part;
         } else if (count == MAX_VECTORS) {
@@ -118,6 +112,8 @@ static int gather(const Stream *stream, size_t most, struct iovec *vectors, size
             vectors[count].iov_base = base;
             vectors[count++].iov_len = part;
         }
+        at->segment += part == left;
+        at->offset = part == left ? 0 : at->offset + part;
         *num_bytes += part;
     }
     return count;
@@ -157,10 +153,11 @@ int move_stream(Stream *stream, Place *places, ptrdiff_t num_places, size_t chun
 {
     struct iovec vectors[MAX_VECTORS];
     for (Place *place = places; place < places + num_places; place++) {
-        while (place->num_bytes && stream->segment < stream->num_segments) {
+        while (place->num_bytes && stream->cursor.segment < stream->num_segments) {
             size_t most = place->num_bytes < chunk_bytes ? place->num_bytes : chunk_bytes;
             size_t wanted;
-            int count = gather(stream, most, vectors, &wanted);
+            Cursor ahead = stream->cursor;
+            int count = gather(stream, &ahead, most, vectors, &wanted);
             if (writes && !pass_over(stream, wanted))
                 return ENOMEM;
             ssize_t moved = move_all(place, vectors, count, writes);
@@ -174,14 +171,6 @@ int move_stream(Stream *stream, Place *places, ptrdiff_t num_places, size_t chun
             place->num_bytes -= (size_t)moved;
         }
     }
-    return 0;
-}
-
-int hash_stream(Stream *stream)
-{
-    while (stream->segment < stream->num_segments)
-        if (!pass_over(stream, stream->segments[stream->segment].num_bytes))
-            return ENOMEM;
     return 0;
 }
 

@@ -9,8 +9,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
-enum { DIGEST_BYTES = 16, MAX_GAP_BYTES = 4096 };
+enum { DIGEST_BYTES = 16, MAX_GAP_BYTES = 4096, MAX_VECTORS = 1024 };
 
 /* Neighbouring bytes in memory: a piece of a page, or what lies between two pages. */
 typedef struct {
@@ -28,15 +29,20 @@ typedef struct {
     size_t num_bytes;
 } Place;
 
+/* A place in a stream: a segment, and so many bytes of it. */
+typedef struct {
+    ptrdiff_t segment;
+    size_t offset;
+} Cursor;
+
 /* Memory as a stream of bytes, with a cursor, and the checksums of the pages before the cursor. */
 typedef struct {
     Segment *segments;
     ptrdiff_t num_segments;
-    ptrdiff_t segment;   /* the cursor: this segment, */
-    size_t offset;       /* and so many bytes of it */
-    void *state;         /* of the checksum of a page that is looked at in parts */
-    char *digests;       /* where they go; NULL if nobody wants them */
-    ptrdiff_t num_done;   /* pages before the cursor */
+    Cursor cursor;
+    void *state;        /* of the checksum of a page that is looked at in parts */
+    char *digests;      /* where they go */
+    ptrdiff_t num_done; /* pages before the cursor */
 } Stream;
 
 /* What lies between pages is read to `scrap`, and nobody looks at it; written are `zeros`. */
@@ -54,8 +60,15 @@ bool bind_checksum(const char *library_path);
 int move_stream(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes,
                 bool writes);
 
-/* Compute the checksums of a stream; an error number. */
-int hash_stream(Stream *stream);
+/* Fill `vectors`, MAX_VECTORS at most, with `most` bytes of memory at most. Neighbours become one.
+ *
+ * Moves the cursor `at`, which need not be the stream's own, over the bytes, and returns how many
+ * vectors there are.
+ */
+int gather(const Stream *stream, Cursor *at, size_t most, struct iovec *vectors, size_t *num_bytes);
+
+/* Move the stream's cursor over bytes and add them to the checksums; false without memory. */
+bool pass_over(Stream *stream, size_t num_bytes);
 
 /* Free what a stream needed on its way. */
 void end_stream(Stream *stream);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.controller.records import Phase
 
@@ -22,7 +22,6 @@ that those that hang never fill it."""
 _NOT_YET = -1
 _UNDER_WAY = 1 << 40
 """A prefetch under way with so many pages is that less than nothing: not yet, and how far."""
-_T = TypeVar("_T")
 
 
 class Finished(NamedTuple):
@@ -71,31 +70,54 @@ class OperationWindow:
 
     def values(self) -> list[int]:
         """Return what this rank says of them."""
-        return (
-            _padded([_copy_value(ack) for ack in self._writes])
-            + _padded([_copy_value(ack) for ack in self._loads])
-            + _padded([_prefetch_value(operation) for operation in self._prefetches])
-            + _padded([_persist_value(operation) for operation in self._persists])
-        )
+        return [value for values in self._values_by_kind() for value in _padded(values)]
 
     def finished(self, agreed: Sequence[int]) -> Finished:
         """Return what has ended by the minimum of `values` over the ranks."""
-        progress = agreed[2 * WINDOW : 3 * WINDOW]
-        prefetched = _agreed(self._prefetches, progress)
+        return self._finished(*(agreed[kind * WINDOW : (kind + 1) * WINDOW] for kind in range(4)))
+
+    def finished_alone(self) -> Finished:
+        """Return what `finished` says by this rank's own `values`: what one rank agrees on."""
+        return self._finished(*self._values_by_kind())
+
+    def _values_by_kind(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        return (
+            [_copy_value(ack) for ack in self._writes],
+            [_copy_value(ack) for ack in self._loads],
+            [_prefetch_value(operation) for operation in self._prefetches],
+            [_persist_value(operation) for operation in self._persists],
+        )
+
+    def _finished(
+        self,
+        writes: Sequence[int],
+        loads: Sequence[int],
+        prefetches: Sequence[int],
+        persists: Sequence[int],
+    ) -> Finished:
+        queries: list[tuple[PrefetchOperation, int]] = []
+        reads: list[tuple[PrefetchOperation, int]] = []
+        released: list[PrefetchOperation] = []
+        arriving: list[tuple[PrefetchOperation, int]] = []
+        for operation, value in zip(self._prefetches, prefetches, strict=False):
+            if value < _NOT_YET:
+                arriving.append((operation, value + _UNDER_WAY))
+            elif value < 0:
+                continue
+            elif operation.closed:
+                released.append(operation)
+            elif operation.host_pages is None:
+                queries.append((operation, value))
+            else:
+                reads.append((operation, value))
         return Finished(
-            writes=_leading(_agreed(self._writes, agreed), self._writes),
-            loads=_leading(_agreed(self._loads, agreed[WINDOW:]), self._loads),
-            queries=[one for one in prefetched if one[0].host_pages is None and not one[0].closed],
-            prefetches=[
-                one for one in prefetched if one[0].host_pages is not None and not one[0].closed
-            ],
-            persists=_agreed(self._persists, agreed[3 * WINDOW :]),
-            released=[operation for operation, _ in prefetched if operation.closed],
-            arriving=[
-                (operation, value + _UNDER_WAY)
-                for operation, value in zip(self._prefetches, progress, strict=False)
-                if value < _NOT_YET
-            ],
+            writes=_leading(self._writes, writes),
+            loads=_leading(self._loads, loads),
+            queries=queries,
+            prefetches=reads,
+            persists=[one for one in zip(self._persists, persists, strict=False) if one[1] >= 0],
+            released=released,
+            arriving=arriving,
         )
 
 
@@ -121,17 +143,11 @@ def _padded(values: list[int]) -> list[int]:
     return values + [_NOT_YET] * (WINDOW - len(values))
 
 
-def _agreed(window: Sequence[_T], agreed: Sequence[int]) -> list[tuple[_T, int]]:
-    return [
-        (operation, value) for operation, value in zip(window, agreed, strict=False) if value >= 0
-    ]
-
-
-def _leading(
-    acks: list[tuple[HiCacheAck, int]], window: list[HiCacheAck]
-) -> list[tuple[HiCacheAck, int]]:
+def _leading(window: Sequence[HiCacheAck], agreed: Sequence[int]) -> list[tuple[HiCacheAck, int]]:
     """Return those before the first one that has not ended: a stream ends its jobs in order."""
-    count = 0
-    while count < len(acks) and acks[count][0] is window[count]:
-        count += 1
-    return acks[:count]
+    ended: list[tuple[HiCacheAck, int]] = []
+    for ack, value in zip(window, agreed, strict=False):
+        if value < 0:
+            break
+        ended.append((ack, value))
+    return ended

@@ -14,9 +14,9 @@ from hicache.controller.copy_queue import CopyQueue
 from hicache.controller.cost_model import CostModel
 from hicache.controller.operations import CacheOperation
 from hicache.controller.rank_meeting import Call, RankMeeting
-from hicache.controller.records import CopyResult, LoadJob, PagesResult, WriteJob
+from hicache.controller.records import LoadJob, WriteJob
 from hicache.controller.reservations import WriteReservations
-from hicache.controller.stats import MovementStats
+from hicache.controller.result_intake import ResultIntake
 from hicache.controller.storage_attachment import StorageAttachment, StoragePolicies
 from hicache.controller.store_queue import StoreQueue
 from hicache.pools import alloc_like
@@ -24,11 +24,8 @@ from hicache.radix import CopyKind
 from hicache.types import OperationId
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hicache.config import HiCacheConfig, StorageConfig
     from hicache.controller.mover import Mover
-    from hicache.controller.records import Result
     from hicache.controller.storage_attachment import AttachmentState, StorageStatus
     from hicache.pools import Allocator
     from hicache.radix import Ticket
@@ -96,7 +93,10 @@ class HiCacheController:
         self.writes = CopyQueue()
         self.loads = CopyQueue()
         self.store_queue = StoreQueue(mover, self._new_id)
-        self.stats = {kind: MovementStats() for kind in CopyKind}
+        self._intake = ResultIntake(
+            writes=self.writes, loads=self.loads, store_queue=self.store_queue, costs=self.costs
+        )
+        self.stats = self._intake.stats
         self.reservations = WriteReservations(
             self.writes,
             alloc_host=self._alloc_host,
@@ -243,17 +243,16 @@ class HiCacheController:
         window = OperationWindow(
             writes=writes, loads=loads, prefetches=store.prefetches, persists=store.persists
         )
-        agreed: Sequence[int] = window.values()
         if self.meeting.alone:
-            numbers.now = now
+            numbers.now, finished = now, window.finished_alone()
         else:
             agreed = self.meeting.agree(
                 Call.STEP,
-                [*agreed, *numbers.values(now)],
+                [*window.values(), *numbers.values(now)],
                 equal={"what their trees hold": tree_digest, "what is in flight": self._digest()},
             )
             numbers.take(agreed[OperationWindow.LENGTH :])
-        finished = window.finished(agreed)
+            finished = window.finished(agreed)
         self.writes.drop(finished.writes)
         self.loads.drop(finished.loads)
         store.drop(finished)
@@ -261,8 +260,7 @@ class HiCacheController:
 
     def take_results(self) -> None:
         """Keep what the moving side has brought, without an agreement on it."""
-        for result in self._mover.poll():
-            self._take(result)
+        self._intake.take(self._mover.poll())
 
     @property
     def now(self) -> float:
@@ -385,15 +383,3 @@ class HiCacheController:
         store, takes_work = self.store_queue, int(self.storage is not None)
         sizes += [len(store.prefetches), len(store.persists), takes_work, self._next_operation_id]
         return xxhash.xxh3_64_intdigest(struct.pack("<8q", *sizes)) >> 1
-
-    def _take(self, result: Result) -> None:
-        """Keep what a result says for `collect`; one of a forgotten operation is old."""
-        if isinstance(result, CopyResult):
-            kind = CopyKind.WRITE if self.writes.take(result) else CopyKind.LOAD
-            if kind is CopyKind.LOAD and self.loads.take(result):
-                self.costs.note_copy(result)
-        else:
-            kind = self.store_queue.take(result)
-            if kind is CopyKind.PREFETCH and isinstance(result, PagesResult):
-                self.costs.note_pages(result)
-        self.stats[kind].note(result)

@@ -15,6 +15,7 @@ from hicache.types import PageOutcome
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hicache.controller.affine_fit import Line
     from hicache.controller.records import CopyResult, PagesResult
 
 __all__ = ["CostModel", "CostVerdict", "StorageWait", "StoredHit"]
@@ -126,7 +127,8 @@ class CostModel:
         self._reads = AffineFit()
         self._loads = AffineFit()
         self._passes = PrefillFit()
-        self._speeds: Speeds | None = None
+        self._lines: tuple[Line | None, ...] = (None, None, None)
+        self._speeds = Speeds()
         self._agreed: Speeds | None = None
         self._refused_reads, self._refused_loads = _Refusals(), _Refusals()
         self._refused_waits = _Refusals()
@@ -146,12 +148,10 @@ class CostModel:
     def note_read(self, num_pages: int, seconds: float) -> None:
         """Take note of a call that brought `num_pages`; one that brought none says nothing."""
         self._reads.note(num_pages, seconds)
-        self._speeds = None
 
     def note_load(self, num_pages: int, seconds: float) -> None:
         """Take note of a load of `num_pages` from the host."""
         self._loads.note(num_pages, seconds)
-        self._speeds = None
 
     def note_prefill(self, num_tokens: int, seconds: float, *, context_tokens: float = 0.0) -> None:
         """Take note of a forward pass over prompt tokens that waited for no load.
@@ -162,7 +162,6 @@ class CostModel:
             context_tokens: how many tokens were before each of them, on average.
         """
         self._passes.note(num_tokens, seconds, context_tokens=context_tokens)
-        self._speeds = None
 
     def measured(self) -> list[int]:
         """Return this rank's speeds as integers, of which the minimum over ranks is agreed."""
@@ -260,10 +259,9 @@ class CostModel:
 
     def _verdict(self, hit: StoredHit, num_pages: int, *, may_refuse: bool) -> CostVerdict:
         first_token = hit.first_token + hit.num_host_pages * self._page_size
-        computing = self.speeds.compute_seconds(
-            first_token, first_token + num_pages * self._page_size
-        )
-        reading = self.speeds.read_seconds(
+        speeds = self.speeds
+        computing = speeds.compute_seconds(first_token, first_token + num_pages * self._page_size)
+        reading = speeds.read_seconds(
             num_pages, num_calls=hit.num_calls, num_pages_ahead=hit.num_pages_ahead
         )
         if reading is None or computing is None:
@@ -274,10 +272,11 @@ class CostModel:
         return CostVerdict.PROBE if is_probe else CostVerdict.NOT_WORTH
 
     def _own_speeds(self) -> Speeds:
-        if self._speeds is None:
-            own = Speeds(
-                read=self._reads.line(), load=self._loads.line(), compute=self._passes.line()
-            )
+        lines = self._reads.line(), self._loads.line(), self._passes.line()
+        if lines != self._lines:
+            self._lines = lines
+            read, load, compute = lines
+            own = Speeds(read=read, load=load, compute=compute)
             # As ranks exchange them, so that one rank decides as several do.
             self._speeds = Speeds.from_integers(own.to_integers())
         return self._speeds

@@ -119,6 +119,8 @@ class LocalMover:
         self._counter = counter
         self._storage = storage
         self._clock = clock
+        # On CUDA, stamps tell when work was launched.
+        self._launched_only = device.torch_device.type == "cuda"
         self._num_layers = max(pair.engine.num_layers for pair in pairs)
         self._write_stream = device.create_stream("write")
         self._load_stream = device.create_stream("load")
@@ -197,11 +199,11 @@ class LocalMover:
     def poll(self) -> list[Result]:
         """See `Mover.poll`."""
         results: list[Result] = []
-        launched_only = self._device.torch_device.type == "cuda"
         for copies in (self._writes, self._loads):
             while copies and copies[0].done:
-                results.append(copies.popleft().result(launched_only=launched_only))
-        return results + self._storage.poll()
+                results.append(copies.popleft().result(launched_only=self._launched_only))
+        results += self._storage.poll()
+        return results
 
     def attach_storage(self, config: StorageConfig) -> None:
         """See `Mover.attach_storage`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hicache.controller.records import PagesResult, Phase
 
 if TYPE_CHECKING:
-    from hicache.controller.records import QueryResult
+    from hicache.controller.records import StorageResult
     from hicache.radix import RadixKey, RadixNode, Ticket
     from hicache.types import IntArray, OperationId, PageHash, RequestId
 
@@ -71,7 +71,7 @@ class StorageOperation:
         """Whether it brings nothing more: its calls are over or given up."""
         return self.phase is not Phase.RUNNING
 
-    def take(self, result: QueryResult | PagesResult) -> None:
+    def take(self, result: StorageResult) -> None:
         """Keep what a batch has brought."""
         assert isinstance(result, PagesResult)
         self.phase, self.num_good = result.phase, result.num_good
@@ -129,7 +129,7 @@ class PrefetchOperation:
         """Whether it brings nothing more: its calls are over or given up, its pages taken."""
         return self.closed and self.phase is not Phase.RUNNING
 
-    def take(self, result: QueryResult | PagesResult) -> None:
+    def take(self, result: StorageResult) -> None:
         """Keep what the query has answered, or what a batch has brought."""
         self.phase = result.phase
         if isinstance(result, PagesResult):

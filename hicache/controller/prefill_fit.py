@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hicache.controller.affine_fit import Line
+from hicache.controller.affine_fit import Line, is_fit_due
 
 __all__ = ["PrefillFit"]
 
@@ -38,13 +38,14 @@ class PrefillFit:
     """Passes that take a fixed part, a part by tokens, and one by tokens times what is before them.
 
     The newest 32 count. Passes that differ from the others bend the estimate little, as it makes
-    the sum of relative differences small, not that of their squares. Takes some 100 us when asked
-    for the first time after a pass.
+    the sum of relative differences small, not that of their squares. Fitting takes some 100 us: it
+    is done when asked for, once a quarter of them is new.
     """
 
     def __init__(self) -> None:
         self._passes: deque[_Pass] = deque(maxlen=_WINDOW)
         self._line: Line | None = None
+        self._num_new = 0
 
     def note(self, num_tokens: int, seconds: float, *, context_tokens: float) -> None:
         """Take note of a pass; one that computed nothing or took no time says nothing.
@@ -56,12 +57,15 @@ class PrefillFit:
         """
         if num_tokens > 0 and seconds > 0:
             self._passes.append(_Pass(num_tokens, context_tokens, seconds))
-            self._line = None
+            self._num_new += 1
 
     def line(self) -> Line | None:
-        """Return the seconds of one more token by the tokens before it; None before any pass."""
-        if self._line is None and self._passes:
-            self._line = self._fit()
+        """Return the seconds of one more token by the tokens before it; None before any pass.
+
+        It may lack the newest passes, up to a quarter of those that count.
+        """
+        if is_fit_due(self._num_new, len(self._passes)):
+            self._line, self._num_new = self._fit(), 0
         return self._line
 
     def _fit(self) -> Line:

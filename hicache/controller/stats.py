@@ -6,11 +6,11 @@ import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hicache.controller.records import CopyResult, PagesResult, Phase
+from hicache.controller.records import Phase
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
-    from hicache.controller.records import Result
+    from hicache.controller.records import CopyResult, PagesResult, QueryResult
 
 __all__ = ["MovementStats"]
 
@@ -34,19 +34,25 @@ class MovementStats:
     outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
     last_error: str = ""
 
-    def note(self, result: Result) -> None:
-        """Add one result."""
+    def note_copy(self, result: CopyResult) -> None:
+        """Add a copy that has ended."""
         self.last_error = result.error or self.last_error
-        if isinstance(result, CopyResult):
-            self.num_operations += 1
-            self.num_pages += result.num_pages
-            self.num_bytes += result.num_bytes
-            self.seconds += result.seconds
-            self.outcomes[result.outcome] += 1
-        elif isinstance(result, PagesResult):
-            self.num_operations += result.phase is Phase.ENDED
-            self.num_bytes += result.num_bytes
-            self.seconds += result.seconds
-            for outcome, count in result.outcomes:
-                self.outcomes[outcome.value] += count
-                self.num_pages += count if outcome is PageOutcome.OK else 0
+        self.num_operations += 1
+        self.num_pages += result.num_pages
+        self.num_bytes += result.num_bytes
+        self.seconds += result.seconds
+        self.outcomes[result.outcome] += 1
+
+    def note_query(self, result: QueryResult) -> None:
+        """Add an answer of storage, which moves nothing."""
+        self.last_error = result.error or self.last_error
+
+    def note_pages(self, result: PagesResult) -> None:
+        """Add a batch of a read or of a persist."""
+        self.last_error = result.error or self.last_error
+        self.num_operations += result.phase is Phase.ENDED
+        self.num_bytes += result.num_bytes
+        self.seconds += result.seconds
+        for outcome, count in result.outcomes:
+            self.outcomes[outcome.value] += count
+            self.num_pages += count if outcome is PageOutcome.OK else 0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hicache.config import RankPlacement
 from hicache.controller.records import (
-    CopyResult,
     PagesResult,
     PersistJob,
     Phase,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from hicache.clock import Clock
     from hicache.config import StorageConfig
-    from hicache.controller.records import Result, StorageJob
+    from hicache.controller.records import StorageJob, StorageResult
     from hicache.controller.storage_work import StorageWork
     from hicache.controller.workers import Executor
     from hicache.pools import CpLayout, HostKVPool
@@ -96,6 +95,7 @@ class StorageTier:
         cp_host_layout: which host pages of jobs this rank has, of context-parallel ranks that share
             them, and where; by default it has all. Every rank stores and reads those that it has,
             under names without a rank in them: each must be able to read what any has stored.
+        eviction_policy: of the cache, for backends that have one too.
         wrap_backend: puts around a backend what time or chance plays a part in, such as
             `resilient_storage`; by default nothing. Instruments are outside of it in any case.
     """
@@ -108,6 +108,7 @@ class StorageTier:
         clock: Clock,
         placement: RankPlacement | None = None,
         cp_host_layout: CpLayout | None = None,
+        eviction_policy: str | None = None,
         create_executor: Callable[[StorageConfig, Clock], Executor] = thread_executor,
         wrap_backend: Callable[[HiCacheStorage, StorageConfig, Clock], HiCacheStorage]
         | None = None,
@@ -118,12 +119,13 @@ class StorageTier:
         self._placement = placement or RankPlacement()
         self._stores_pages = stores_pages(self._geometries, self._placement)
         self._cp_host_layout = cp_host_layout
+        self._eviction_policy = eviction_policy
         self._factory = factory
         self._clock = clock
         self._create_executor = create_executor
         self._wrap_backend = wrap_backend
         # Appended to by workers, taken from by the owner; a deque's ends are thread-safe.
-        self._results: deque[Result] = deque()
+        self._results: deque[StorageResult] = deque()
         self._works: dict[OperationId, StorageWork] = {}
         self._backend: InstrumentedStorage | None = None
         self._executor: Executor | None = None
@@ -228,14 +230,14 @@ class StorageTier:
         if work is not None:
             work.stop()
 
-    def poll(self) -> list[Result]:
+    def poll(self) -> list[StorageResult]:
         """Return what the workers have reported since the last call."""
         if self._executor is not None and self._works:
             self._executor.poll()
-        results: list[Result] = []
+        results: list[StorageResult] = []
         while self._results:
             result = self._results.popleft()
-            if not isinstance(result, CopyResult) and result.phase is Phase.ENDED:
+            if result.phase is Phase.ENDED:
                 self._works.pop(result.operation_id, None)
             results.append(result)
         return results
@@ -250,12 +252,9 @@ class StorageTier:
         return [next(places) if one else None for one in owned.tolist()]
 
     def _places_of(self, host_pages: IntArray) -> list[Page]:
+        pools = self._host_pools
         return [
-            tuple(
-                Piece(address, num_bytes)
-                for pool in self._host_pools
-                for address, num_bytes in pool.page_pieces(page)
-            )
+            tuple([Piece(*piece) for pool in pools for piece in pool.page_pieces(page)])
             for page in host_pages.tolist()
         ]
 
@@ -275,6 +274,7 @@ class StorageTier:
                 placement=self._placement,
                 is_mla_model=is_replicated(self._geometries),
                 tp_lcm_size=config.tp_lcm_size,
+                eviction_policy=self._eviction_policy,
             )
             for shard in shards
         ]
@@ -307,7 +307,7 @@ def _stored_by_another_rank(job: PersistJob) -> PagesResult:
     )
 
 
-def _nothing(job: StorageJob, reason: str) -> Result:
+def _nothing(job: StorageJob, reason: str) -> StorageResult:
     if isinstance(job, QueryJob):
         return QueryResult(
             operation_id=job.operation_id,

@@ -17,13 +17,14 @@ from hicache.controller.records import (
     encode_outcomes,
     leading_good,
 )
+from hicache.storage.answers import is_answer
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hicache.clock import Clock
-    from hicache.controller.records import Result, StorageJob
+    from hicache.controller.records import OutcomeRuns, StorageJob, StorageResult
     from hicache.storage import HiCacheStorage, Page
     from hicache.types import IntArray, PageHash
 
@@ -49,7 +50,7 @@ class StorageContext:
     batch_pages: int
     page_bytes: int
     pages_of: Callable[[IntArray], Sequence[Page | None]]
-    emit: Callable[[Result], None]
+    emit: Callable[[StorageResult], None]
 
 
 class StorageWork(ABC):
@@ -172,64 +173,62 @@ class _PagesWork(StorageWork):
         super().__init__(context)
         self._job = job
         self._num_good = 0
-        self._outcomes: list[PageOutcome] = []
-        # Places of the batch under way that are this rank's.
-        self._owned: list[int] = []
+        # Of the batch under way, or of the one that is not reported yet.
+        self._outcomes: OutcomeRuns = ()
+        self._places: Sequence[int] = ()
+        self._owned: Sequence[int] = ()
+        self._all_good = True
 
     def _call(self, deadline: float) -> object:
-        first, last = self._num_good, self._num_good + self._context.batch_pages
-        host_pages = self._job.host_pages[first:last]
-        # Until it is known better, so that an error is one of every page.
-        self._owned = list(range(len(host_pages)))
-        pages = self._context.pages_of(host_pages)
-        owned = {place: page for place, page in enumerate(pages) if page is not None}
-        self._owned = list(owned)
-        if not owned:
-            return []
-        return self._move([first + place for place in owned], list(owned.values()), deadline)
+        first = self._num_good
+        last = min(first + self._context.batch_pages, len(self._job.hashes))
+        # All are this rank's until it is known better, so that an error is one of every page.
+        self._owned = self._places = range(first, last)
+        pages = self._context.pages_of(self._job.host_pages[first:last])
+        owned = [page for page in pages if page is not None]
+        if len(owned) < len(pages):
+            places = zip(self._places, pages, strict=True)
+            self._owned = [place for place, page in places if page is not None]
+        return self._move(self._owned, owned, deadline) if owned else []
 
     @abstractmethod
-    def _move(self, places: list[int], pages: list[Page], deadline: float) -> object:
+    def _move(self, places: Sequence[int], pages: list[Page], deadline: float) -> object:
         """Call the backend for the pages at some places of the job."""
 
     def _keep(self, answer: object, error: str) -> str:
         asked = len(self._owned)
         outcomes = [PageOutcome.FAILED] * asked
         if not error:
-            if (
-                isinstance(answer, list)
-                and len(answer) == asked
-                and all(isinstance(outcome, PageOutcome) for outcome in answer)
-            ):
+            if isinstance(answer, list) and is_answer(answer, asked):
                 outcomes = answer
             else:
                 error = f"a batch of {asked} pages was answered with {_text(answer, repr)}"
-        self._outcomes = self._spread(outcomes)
-        self._num_good += leading_good(encode_outcomes(self._outcomes))
+        self._outcomes = encode_outcomes(self._spread(outcomes))
+        num_good = leading_good(self._outcomes)
+        self._num_good += num_good
+        self._all_good = num_good == len(self._places)
         return error
 
     def _spread(self, outcomes: list[PageOutcome]) -> list[PageOutcome]:
         """Return the outcome of every page of the batch from those of this rank's pages."""
-        num_pages = min(self._context.batch_pages, len(self._job.hashes) - self._num_good)
-        if len(outcomes) == num_pages:
+        if len(outcomes) == len(self._places):
             return outcomes
         found = dict(zip(self._owned, outcomes, strict=True))
-        return [found.get(place, PageOutcome.PRESENT) for place in range(num_pages)]
+        return [found.get(place, PageOutcome.PRESENT) for place in self._places]
 
     def _more(self) -> bool:
-        good = all(outcome.good for outcome in self._outcomes)
-        return good and self._num_good < len(self._job.hashes)
+        return self._all_good and self._num_good < len(self._job.hashes)
 
     def _report(self, phase: Phase, *, seconds: float = 0.0, error: str = "") -> None:
-        outcomes, self._outcomes = self._outcomes, []
-        moved = sum(outcome is PageOutcome.OK for outcome in outcomes)
+        outcomes, self._outcomes = self._outcomes, ()
+        moved = sum([count for outcome, count in outcomes if outcome is PageOutcome.OK])
         self._context.emit(
             PagesResult(
                 operation_id=self._job.operation_id,
                 generation=self._job.generation,
                 phase=phase,
                 num_good=self._num_good,
-                outcomes=encode_outcomes(outcomes),
+                outcomes=outcomes,
                 num_bytes=moved * self._context.page_bytes,
                 seconds=seconds,
                 error=error,
@@ -238,7 +237,7 @@ class _PagesWork(StorageWork):
 
 
 class _PrefetchWork(_PagesWork):
-    def _move(self, places: list[int], pages: list[Page], deadline: float) -> object:
+    def _move(self, places: Sequence[int], pages: list[Page], deadline: float) -> object:
         hashes = [self._job.hashes[place] for place in places]
         return self._context.backend.batch_get(hashes, pages, deadline=deadline)
 
@@ -248,7 +247,7 @@ class _PersistWork(_PagesWork):
         super().__init__(context, job)
         self._parents: Sequence[bytes] = (job.parent_hash, *job.hashes[:-1])
 
-    def _move(self, places: list[int], pages: list[Page], deadline: float) -> object:
+    def _move(self, places: Sequence[int], pages: list[Page], deadline: float) -> object:
         hashes = [self._job.hashes[place] for place in places]
         parents = [self._parents[place] for place in places]
         return self._context.backend.batch_set(hashes, parents, pages, deadline=deadline)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hicache.controller.agreement import Finished
     from hicache.controller.mover import Mover
-    from hicache.controller.records import PagesResult, QueryResult
+    from hicache.controller.records import StorageResult
     from hicache.radix import RadixKey, RadixNode, Ticket
     from hicache.types import IntArray, OperationId, PageHash, RequestId
 
@@ -145,7 +145,7 @@ class StoreQueue:
         )
         return operation
 
-    def take(self, result: QueryResult | PagesResult) -> CopyKind:
+    def take(self, result: StorageResult) -> CopyKind:
         """Keep what a result says and return whose it is; one of a forgotten operation is old."""
         persist = self.persists.get(result.operation_id)
         if persist is not None:

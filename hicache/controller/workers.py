@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -92,6 +95,8 @@ class ThreadExecutor:
         self._hung: list[_Worker] = []
         self._num_started = 0
         self._closing = False
+        # No call can be overdue before; for the one thread that calls `poll`.
+        self._look_again_at = clock.now() + call_timeout_seconds
         for _ in range(num_workers):
             self._start_worker()
 
@@ -112,13 +117,20 @@ class ThreadExecutor:
             work.refuse("no storage worker is left; calls hang or the executor is closed")
 
     def poll(self) -> None:
-        """See `Executor.poll`."""
+        """See `Executor.poll`; takes no lock while no call can be overdue."""
+        now = self._clock.now()
+        if now <= self._look_again_at:
+            return
         overdue: list[Work] = []
         stranded: list[Work] = []
         with self._condition:
-            now = self._clock.now()
+            # A call that begins from here on is overdue later than one that begins now.
+            oldest = self._clock.now()
             for worker in list(self._workers):
-                if worker.work is None or now - worker.since <= self._call_timeout_seconds:
+                if worker.work is None:
+                    continue
+                if now - worker.since <= self._call_timeout_seconds:
+                    oldest = min(oldest, worker.since)
                     continue
                 worker.replaced = True
                 self._workers.remove(worker)
@@ -129,6 +141,7 @@ class ThreadExecutor:
             if not self._workers:
                 stranded = list(self._queue)
                 self._queue.clear()
+            self._look_again_at = oldest + self._call_timeout_seconds
         for work in overdue:
             work.overdue()
         for work in stranded:
@@ -151,6 +164,7 @@ class ThreadExecutor:
 
     def run(self, worker: _Worker) -> None:
         """Serve the queue until the executor closes; the body of a worker's thread."""
+        _leave_wakers_their_core()
         while True:
             with self._condition:
                 while not self._queue and not self._closing:
@@ -186,3 +200,18 @@ class ThreadExecutor:
         self._num_started += 1
         self._workers.append(worker)
         worker.thread.start()
+
+
+def _leave_wakers_their_core() -> None:
+    """Let the calling thread wait for a core, when it is woken, rather than take its waker's.
+
+    Where no core is free, the kernel runs a thread that has slept for long in place of the one that
+    wakes it: so to queue a job could cost the scheduler's thread milliseconds. Threads of the batch
+    class never do that. They have the same share of the cores as others, and changing to it needs
+    no privilege. Another class was chosen by somebody and stays, and so does everything on systems
+    that lack this or refuse it.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -96,6 +96,7 @@ def create_local_mover(
                 clock=clock,
                 placement=placement,
                 cp_host_layout=None if cp is None else cp.host,
+                eviction_policy=config.eviction_policy,
                 create_executor=create_executor,
                 wrap_backend=resilient_storage,
             ),

@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from hicache.survival import hazards_beside, worth_by_age
+
 __all__ = ["NUM_AGES", "NUM_CELLS", "ReuseStatistics", "cell_of"]
 
 _HORIZON: Final = 1 << 13
@@ -58,9 +60,6 @@ _LOSS_SHIFT: Final = 7
 
 _PRIOR_HAZARD: Final = 0.1
 _PRIOR_REQUESTS: Final = 4.0
-_CELL_PRIOR_REQUESTS: Final = 2.0
-_MAX_HAZARD: Final = 0.95
-_MIN_SURVIVAL: Final = 1e-9
 
 
 def cell_of(num_uses: int, age: int) -> int:
@@ -173,8 +172,8 @@ class ReuseStatistics:
         prospects: list[float] = []
         for first in range(0, NUM_CELLS, NUM_AGES):
             cells = slice(first, first + NUM_AGES)
-            hazards = _hazards(reused[cells], exposed[cells], hazards)
-            self.worth[cells] = _worth(hazards)
+            hazards = hazards_beside(reused[cells], exposed[cells], hazards)
+            self.worth[cells] = worth_by_age(hazards)
             prospects += _prospects(hazards)
         self._give_up(prospects)
         self.stay_per_use = self._stay / max(self._used_pages, 1)
@@ -223,20 +222,6 @@ def _hazards_by_age(reused: list[float], exposed: list[float]) -> list[float]:
     ]
 
 
-def _hazards(reused: list[float], exposed: list[float], prior: list[float]) -> list[float]:
-    """Return the chance of a use in each octave of age; where little was seen, `prior`'s shape."""
-    expected = sum(map(float.__mul__, exposed, prior))
-    scale = (sum(reused) + _CELL_PRIOR_REQUESTS) / (expected + _CELL_PRIOR_REQUESTS)
-    return [
-        min(
-            (seen + _CELL_PRIOR_REQUESTS * min(scale * chance, _MAX_HAZARD))
-            / (risk + _CELL_PRIOR_REQUESTS),
-            _MAX_HAZARD,
-        )
-        for seen, risk, chance in zip(reused, exposed, prior, strict=True)
-    ]
-
-
 def _prospects(hazards: list[float]) -> list[float]:
     """Return, for each age, the chance that a page is used again."""
     prospects, idle = [0.0] * len(hazards), 1.0
@@ -244,30 +229,3 @@ def _prospects(hazards: list[float]) -> list[float]:
         idle *= 1 - hazards[age]
         prospects[age] = 1 - idle
     return prospects
-
-
-def _worth(hazards: list[float]) -> list[float]:
-    """Return, for each age, the most uses per request that keeping a page until some age yields.
-
-    With the uses expected until each age over the time kept until then, both counted from age 0,
-    that is the steepest slope from a point to a later one: an edge of the upper convex hull, which
-    is built from the end.
-    """
-    uses, times, survival = [0.0], [0.0], 1.0
-    for octave, hazard in enumerate(hazards):
-        width = max((1 << octave) >> 1, 1)
-        uses.append(uses[-1] + survival * hazard)
-        times.append(times[-1] + survival * width * (1 - hazard / 2))
-        survival = max(survival * (1 - hazard), _MIN_SURVIVAL)
-
-    def slope(start: int, end: int) -> float:
-        return (uses[end] - uses[start]) / (times[end] - times[start])
-
-    worth = [0.0] * len(hazards)
-    hull = [len(hazards)]
-    for age in range(len(hazards) - 1, -1, -1):
-        while len(hull) > 1 and slope(age, hull[-1]) <= slope(age, hull[-2]):
-            hull.pop()
-        worth[age] = slope(age, hull[-1])
-        hull.append(age)
-    return worth

@@ -11,6 +11,7 @@ def read_pages(
     num_pages: int,
     gap_bytes: int,
     chunk_bytes: int,
+    num_requests: int,
     /,
 ) -> bytes: ...
 def write_pages(
@@ -20,25 +21,7 @@ def write_pages(
     num_pages: int,
     gap_bytes: int,
     chunk_bytes: int,
+    num_requests: int,
     /,
 ) -> bytes: ...
-def read_unchecked(
-    places: _Places,
-    pages: _Pages,
-    first: int,
-    num_pages: int,
-    gap_bytes: int,
-    chunk_bytes: int,
-    /,
-) -> int: ...
-def write_unchecked(
-    places: _Places,
-    pages: _Pages,
-    first: int,
-    num_pages: int,
-    gap_bytes: int,
-    chunk_bytes: int,
-    /,
-) -> int: ...
-def checksums(pages: _Pages, first: int, num_pages: int, /) -> bytes: ...
 def have_length(pages: _Pages, page_bytes: int, /) -> bool: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from hicache.types import PageOutcome
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "count_outcomes",
     "error_text",
+    "is_answer",
     "is_page_count",
     "num_leading_ok",
     "read_failed",
@@ -37,16 +38,21 @@ def is_page_count(answer: object, num_keys: int) -> bool:
     return type(answer) is int and 0 <= answer <= num_keys
 
 
+def is_answer(answer: list[object], num_pages: int) -> TypeGuard[list[PageOutcome]]:
+    """Return whether `answer` is one that a backend may give for `num_pages` pages."""
+    return len(answer) == num_pages and {*map(type, answer)} <= {PageOutcome}
+
+
 def count_outcomes(answer: object, num_pages: int) -> dict[PageOutcome, int] | None:
     """Return how many pages have each outcome, or `None` if that is no answer for `num_pages`."""
-    if not isinstance(answer, list) or len(answer) != num_pages:
-        return None
-    if not {*map(type, answer)} <= {PageOutcome}:
+    if not isinstance(answer, list) or not is_answer(answer, num_pages):
         return None
     counts: dict[PageOutcome, int] = {}
     # `list.count` compares identities first; to hash each member would take ten times as long.
     for outcome in PageOutcome:
-        if num_pages and (count := answer.count(outcome)):
+        if not num_pages:
+            break
+        if count := answer.count(outcome):
             counts[outcome] = count
             num_pages -= count
     return counts

@@ -62,6 +62,8 @@ class HiCacheStorageConfig:
         is_mla_model: whether all tensor-parallel ranks hold the same bytes.
         tp_lcm_size: into how many groups of KV heads the pages of the model are split, of which
             this backend gets one; None when they are not.
+        eviction_policy: what the cache above evicts by, for backends that have an order of eviction
+            to choose; None when it does not say.
     """
 
     namespace: StorageNamespace
@@ -71,6 +73,7 @@ class HiCacheStorageConfig:
     placement: RankPlacement = dataclasses.field(default_factory=RankPlacement)
     is_mla_model: bool = False
     tp_lcm_size: int | None = None
+    eviction_policy: str | None = None
 
     def __post_init__(self) -> None:
         if self.page_bytes < 1:

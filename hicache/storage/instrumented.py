@@ -96,7 +96,8 @@ class _VerbRecord:
         if counts is None:
             self.num_broken_calls += 1
             return
-        self.pages.update(counts)
+        for outcome, count in counts.items():
+            self.pages[outcome] += count
         self.num_bytes += counts.get(PageOutcome.OK, 0) * page_bytes
 
     def snapshot(self) -> VerbSnapshot:

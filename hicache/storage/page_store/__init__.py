@@ -2,8 +2,9 @@
 
 `store` is the backend and `inspection` what operators use. Below them: `registry` and `open_store`
 (what a process has open); `lookup`, `page_reader`, `page_writer`, `publisher` (the ways of a page);
-`allocator`, `refill`, `space` (blocks); `catalogue` (what is stored and what may go); `index`,
-`segments`, `directory` (the files); `rebuild` (a new index).
+`allocator`, `refill`, `space` (blocks); `catalogue` (what is stored and what may go), `evictor`,
+`eviction_policies`, `reuse_history`, `departed` (what goes first); `index`, `segments`, `directory`
+(the files); `rebuild` (a new index).
 """
 
 from hicache.storage.page_store.inspection import (

@@ -49,6 +49,7 @@ class StoreAccess:
         namespace: StorageNamespace,
         page_bytes: int,
         limits: Limits,
+        eviction_policy: str,
         direct: bool,
         segment_bytes: int,
     ) -> None:
@@ -62,6 +63,7 @@ class StoreAccess:
         self._namespace = namespace
         self._page_bytes = page_bytes
         self._limits = limits
+        self._eviction_policy = eviction_policy
         self._direct = direct
         self._segment_bytes = segment_bytes
         self._pid = os.getpid()
@@ -124,7 +126,7 @@ class StoreAccess:
     def _open(self, *, create: bool) -> Access:
         store = STORES.acquire(self._directory, create=create, segment_bytes=self._segment_bytes)
         try:
-            store.add_limits(self._limits)
+            store.add_limits(self._limits, eviction_policy=self._eviction_policy)
             try:
                 namespace_id = store.register_namespace(self._namespace, self._page_bytes)
             except BaseException:
@@ -133,7 +135,5 @@ class StoreAccess:
         except BaseException:
             STORES.release(store)
             raise
-        transfer = PageTransfer(
-            store.segments, direct_with=store.checkers if self._direct else None
-        )
+        transfer = PageTransfer(store.segments, direct=self._direct)
         return Access(store, namespace_id, page_name(namespace_id), transfer)

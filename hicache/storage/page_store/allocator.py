@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hicache.storage.page_store.blocks import BlockKind, blocks_for, count_blocks, cut
 from hicache.storage.page_store.catalogue import Catalogue
 from hicache.storage.page_store.counters import NEXT_GROUP_ID
+from hicache.storage.page_store.eviction_policies import LruPolicy
 from hicache.storage.page_store.free_list import FreeList
 from hicache.storage.page_store.group import MAX_PAGES, fits_a_block
 from hicache.storage.page_store.limits import FreeSpaceFloor, Limits, changes_per_commit
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from hicache.storage.page_store.blocks import Extent
+    from hicache.storage.page_store.eviction_policies import StoragePolicy
     from hicache.storage.page_store.index import WriteTransaction
     from hicache.storage.page_store.refill import StoreParts
     from hicache.storage.page_store.touches import Touches
@@ -60,10 +62,12 @@ class Allocator:
 
     Attributes:
         limits: of this process; whoever opens the store sets them.
+        policy: what this process evicts by; likewise.
     """
 
     def __init__(self, parts: StoreParts, touches: Touches) -> None:
         self.limits = Limits()
+        self.policy: StoragePolicy = LruPolicy()
         self._parts = parts
         self._touches = touches
         self._floor = FreeSpaceFloor(parts.directory.data)
@@ -148,7 +152,7 @@ class Allocator:
         more = True
         while more:
             with self._parts.index.write() as write:
-                refill = Refill(write, self._parts, self.limits)
+                refill = Refill(write, self._parts, self.limits, self.policy)
                 most = _COMMITS_AHEAD * changes_per_commit(refill.limits)
                 num_changes = min(num_changes, most)
                 if num_lacking is None:
@@ -173,6 +177,7 @@ class Allocator:
         self.make_room(len(self._touches))
         with self._parts.index.write() as write:
             self._touches.write(write)
+            self._parts.departed.forget(write.history)
             space = self._parts.space(write)
             for kind in BlockKind:
                 space.end_lease(kind, self._parts.owner_id)
@@ -202,7 +207,7 @@ class Allocator:
         """
         self._parts.index.drop_dead_readers()
         with self._parts.index.write() as write:
-            refill = Refill(write, self._parts, self.limits)
+            refill = Refill(write, self._parts, self.limits, self.policy)
             num_changes = changes_per_commit(refill.limits) + len(self._touches)
             if check_room and (
                 self._floor.num_lacking(refill.limits) or not refill.has_room(num_changes)

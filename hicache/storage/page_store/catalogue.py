@@ -1,13 +1,14 @@
 """What is stored: pages, their groups, and the order in which they may be given up.
 
 A page may go when no stored page is chained from it. Within a group that is the last stored page at
-most, and that one if no other group hangs below it: so a group is filed under its last use among
-the `leaves` exactly when `children` has nothing for its last page. `children` counts by the
-parent's key, whether the parent is stored or not. A page whose predecessor in its own group is not
-stored hangs below it like one of another group.
+most, and that one if no other group hangs below it: so a group is filed among the `leaves`, under
+its class of uses and its last use, exactly when `children` has nothing for its last page.
+`children` counts by the parent's key, whether the parent is stored or not. A page whose predecessor
+in its own group is not stored hangs below it like one of another group.
 
 When the last child of a page goes, the page has been of use at least as long as that child: it
-inherits its tick. So a read has to note its last page only.
+inherits its tick. And whatever read a child has read what it hangs below: when it goes, its uses
+are counted there. So a read has to note its last page only.
 """
 
 from __future__ import annotations
@@ -19,20 +20,41 @@ from hicache.storage.page_store.blocks import Extent, merge
 from hicache.storage.page_store.counters import pages_counter
 from hicache.storage.page_store.group import Group
 from hicache.storage.page_store.records import GroupState, PageEntry, page_name
+from hicache.storage.page_store.reuse_history import class_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Sequence
 
+    from hicache.storage.page_store.departed import Departed
     from hicache.storage.page_store.index import WriteTransaction
 
-__all__ = ["ALL_POSITIONS", "GROUP_KEY", "LEAF_KEY", "Catalogue", "Freed"]
+__all__ = ["ALL_POSITIONS", "GROUP_KEY", "LEAF_KEY", "Catalogue", "Freed", "Leaf"]
 
 GROUP_KEY = struct.Struct(">Q")
-LEAF_KEY = struct.Struct(">QQ")
+LEAF_KEY = struct.Struct(">BQQ")
 ALL_POSITIONS = (1 << 64) - 1
 """Every page that a group can have."""
 
 _NUMBER = struct.Struct("<Q")
+
+
+class Leaf(NamedTuple):
+    """A group that may be given up from its end, as it is filed.
+
+    Attributes:
+        use_class: class of its uses.
+        last_use: tick of the last one.
+        group_id: which group.
+    """
+
+    use_class: int
+    last_use: int
+    group_id: int
+
+    @classmethod
+    def of(cls, group_id: int, state: GroupState) -> Leaf:
+        """Return how a group is filed."""
+        return cls(class_of(state.num_uses), state.last_use, group_id)
 
 
 class Freed(NamedTuple):
@@ -42,11 +64,13 @@ class Freed(NamedTuple):
         num_pages: pages that are no longer stored.
         payload: their blocks.
         headers: blocks of the headers of groups that have no page left.
+        leaves: groups whose last child is gone, which may go now.
     """
 
     num_pages: int
     payload: list[Extent]
     headers: list[Extent]
+    leaves: Sequence[Leaf] = ()
 
 
 class Catalogue:
@@ -70,6 +94,7 @@ class Catalogue:
         *,
         positions: int = ALL_POSITIONS,
         last_use: int | None = None,
+        departed: Departed | None = None,
     ) -> int:
         """Store the pages of a group that are not stored yet.
 
@@ -78,6 +103,7 @@ class Catalogue:
             namespace_id: whose pages they are.
             positions: the pages to store, one bit each.
             last_use: tick of their last use; by default they are used just now.
+            departed: what is known of their past.
 
         Returns:
             Those that were stored by this, one bit each; the others are stored already. If there
@@ -92,8 +118,12 @@ class Catalogue:
             if self._txn.put(name, entry, overwrite=False, db=self._dbs.pages):
                 stored |= 1 << position
         if stored:
-            tick = self._write.next_tick() if last_use is None else last_use
-            state = GroupState(stored, tick, namespace_id)
+            tick = self._write.history.tick() if last_use is None else last_use
+            num_uses = 1
+            if departed is not None:
+                first = (stored & -stored).bit_length() - 1
+                num_uses += departed.recall(self._write.history, prefix + group.key(first))
+            state = GroupState(stored, tick, num_uses, num_uses, namespace_id)
             self._txn.put(GROUP_KEY.pack(group.group_id), group.encode(), db=self._dbs.groups)
             for position in _positions(stored):
                 if not state.is_stored(position - 1):
@@ -126,13 +156,13 @@ class Catalogue:
             self._txn.delete(GROUP_KEY.pack(group_id), db=self._dbs.groups)
             self._txn.delete(GROUP_KEY.pack(group_id), db=self._dbs.states)
             headers.append(group.header_extent)
-        for parent_key in parents:
-            self._drop_child(state.namespace_id, parent_key, state.last_use)
+        dropped = (self._drop_child(parent_key, state) for parent_key in parents)
+        leaves = [leaf for leaf in dropped if leaf is not None]
         if num_gone == group.num_pages:
-            return Freed(num_gone, merge(group.extents), headers)
+            return Freed(num_gone, merge(group.extents), headers, leaves)
         layout = group.layout
         extents = [one for position in _positions(gone) for one in layout.extents_of(position, 1)]
-        return Freed(num_gone, merge(extents), headers)
+        return Freed(num_gone, merge(extents), headers, leaves)
 
     def remove_page(self, name: bytes, entry: PageEntry) -> Freed:
         """Forget a page if its entry is still this very one.
@@ -155,51 +185,40 @@ class Catalogue:
         namespace_id = self._state(entry.group_id).namespace_id
         return group is not None and name == page_name(namespace_id, group.key(entry.position))
 
-    def evict(self, *, num_blocks: int, max_pages: int, protected: Collection[int]) -> Freed:
-        """Give up pages that no stored page is chained from, the longest unused first.
+    def first_leaf(self, start: bytes) -> Leaf | None:
+        """Return the first leaf that is filed at `start` or behind it."""
+        with self._txn.cursor(self._dbs.leaves) as cursor:
+            return Leaf._make(LEAF_KEY.unpack(cursor.key())) if cursor.set_range(start) else None
 
-        Ends when that many blocks are free, that many pages are gone, or nothing more can go. The
-        cost of a page does not depend on how many are stored.
+    def evict(self, leaf: Leaf, departed: Departed, *, num_blocks: int, max_pages: int) -> Freed:
+        """Give up pages from the end of a leaf, until that many blocks are free or pages are gone.
 
-        Args:
-            num_blocks: blocks of payloads to free.
-            max_pages: bounds the transaction.
-            protected: groups that must stay as they are.
+        A record that is damaged is dropped; its blocks are found again when the index is rebuilt.
         """
-        num_pages, payload, headers = 0, list[Extent](), list[Extent]()
-        start = b""
-        while num_blocks > 0 and num_pages < max_pages:
-            found = self._first_leaf(start)
-            if found is None:
-                break
-            last_use, group_id = found
-            if group_id in protected:
-                start = LEAF_KEY.pack(last_use, group_id) + b"\x00"
-                continue
-            group = self._group(group_id)
-            if group is not None:
-                page_blocks = group.layout.page_blocks
-                most = min(-(-num_blocks // page_blocks), max_pages - num_pages)
-                freed = self.remove(group_id, self._tail(group, most))
-            if group is None or not freed.num_pages:
-                # A damaged record; its blocks are found again when the index is rebuilt.
-                self._txn.delete(LEAF_KEY.pack(last_use, group_id), db=self._dbs.leaves)
-                continue
-            num_pages += freed.num_pages
-            num_blocks -= freed.num_pages * page_blocks
-            payload += freed.payload
-            headers += freed.headers
-        return Freed(num_pages, merge(payload), headers)
+        freed = Freed(0, [], [])
+        group = self._group(leaf.group_id)
+        if group is not None:
+            most = min(-(-num_blocks // group.layout.page_blocks), max_pages)
+            state, tail = self._state(leaf.group_id), self._tail(group, most)
+            freed = self.remove(leaf.group_id, tail)
+            if freed.num_pages:
+                first = (tail & -tail).bit_length() - 1
+                name = page_name(state.namespace_id, group.key(first))
+                departed.remember(self._write.history, name, state.num_uses, state.last_use)
+        if not freed.num_pages:
+            self._txn.delete(LEAF_KEY.pack(*leaf), db=self._dbs.leaves)
+        return freed
 
-    def touch(self, group_id: int) -> None:
-        """Note that pages of a group have been used just now; nothing if it is gone."""
+    def touch(self, group_id: int, num_uses: int) -> None:
+        """Note uses of pages of a group, the last one just now; nothing if it is gone."""
         state = self._state(group_id)
         if not state.stored:
             return
-        used = state._replace(last_use=self._write.next_tick())
-        self._txn.put(GROUP_KEY.pack(group_id), used.encode(), db=self._dbs.states)
-        if self._unfile(group_id, state):
-            self._txn.put(LEAF_KEY.pack(used.last_use, group_id), b"", db=self._dbs.leaves)
+        was_leaf = self._unfile(group_id, state, used=True)
+        state = state.used(num_uses, self._write.history.tick())
+        self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
+        if was_leaf:
+            self._enqueue(group_id, state)
 
     def _tail(self, group: Group, most: int) -> int:
         """Return up to `most` pages from the end of a group that nothing else hangs below."""
@@ -219,7 +238,7 @@ class Catalogue:
 
     def _state(self, group_id: int) -> GroupState:
         data = self._txn.get(GROUP_KEY.pack(group_id), db=self._dbs.states)
-        return GroupState(0, 0, 0) if data is None else GroupState.decode(data)
+        return GroupState(0, 0, 0, 0, 0) if data is None else GroupState.decode(data)
 
     def _file(self, group: Group, state: GroupState) -> None:
         """Write a group's state, and file it among the leaves if it is one."""
@@ -227,16 +246,25 @@ class Catalogue:
         self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
         last = page_name(state.namespace_id, group.key(state.last_position))
         if not self._num_children(last):
-            self._txn.put(LEAF_KEY.pack(state.last_use, group_id), b"", db=self._dbs.leaves)
+            self._enqueue(group_id, state)
 
-    def _unfile(self, group_id: int, state: GroupState) -> bool:
+    def _enqueue(self, group_id: int, state: GroupState) -> Leaf:
+        leaf = Leaf.of(group_id, state)
+        self._txn.put(LEAF_KEY.pack(*leaf), b"", db=self._dbs.leaves)
+        history = self._write.history
+        history.num_leaves[leaf.use_class] += 1
+        history.begin_wait(leaf.use_class, leaf.last_use)
+        return leaf
+
+    def _unfile(self, group_id: int, state: GroupState, *, used: bool = False) -> bool:
         """Take a group out of the leaves; return whether it was one."""
-        return self._txn.delete(LEAF_KEY.pack(state.last_use, group_id), db=self._dbs.leaves)
-
-    def _first_leaf(self, start: bytes) -> tuple[int, int] | None:
-        with self._txn.cursor(self._dbs.leaves) as cursor:
-            found = cursor.set_range(start) if start else cursor.first()
-            return LEAF_KEY.unpack(cursor.key()) if found else None
+        leaf = Leaf.of(group_id, state)
+        was_leaf = self._txn.delete(LEAF_KEY.pack(*leaf), db=self._dbs.leaves)
+        if was_leaf:
+            history = self._write.history
+            history.num_leaves[leaf.use_class] -= 1
+            history.end_wait(leaf.use_class, leaf.last_use, used=used)
+        return was_leaf
 
     def _add_child(self, namespace_id: int, parent_key: bytes) -> None:
         if not parent_key:
@@ -247,16 +275,20 @@ class Catalogue:
             group_id, state = parent
             self._unfile(group_id, state)
 
-    def _drop_child(self, namespace_id: int, parent_key: bytes, tick: int) -> None:
+    def _drop_child(self, parent_key: bytes, child: GroupState) -> Leaf | None:
+        """Count a child less; return its parent if that is a leaf now."""
         if not parent_key:
-            return
-        name = page_name(namespace_id, parent_key)
-        parent = self._parent(name) if self._count_children(name, -1) == 0 else None
-        if parent is not None:
-            group_id, state = parent
-            state = state._replace(last_use=max(state.last_use, tick))
-            self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
-            self._txn.put(LEAF_KEY.pack(state.last_use, group_id), b"", db=self._dbs.leaves)
+            return None
+        name = page_name(child.namespace_id, parent_key)
+        num_left = self._count_children(name, -1)
+        num_uses = child.num_uses - child.num_counted
+        parent = self._parent(name) if num_uses or not num_left else None
+        if parent is None:
+            return None
+        group_id, state = parent
+        state = state.used(num_uses, state.last_use if num_left else child.last_use)
+        self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
+        return None if num_left else self._enqueue(group_id, state)
 
     def _parent(self, name: bytes) -> tuple[int, GroupState] | None:
         """Return the group whose last stored page is the one of this name, if there is one."""

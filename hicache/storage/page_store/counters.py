@@ -1,10 +1,17 @@
-"""The numbers in `meta`."""
+"""The names in `meta`, of numbers but for one."""
 
 from __future__ import annotations
 
 from hicache.storage.page_store.records import page_name
 
-__all__ = ["BACKED", "NAMESPACES", "NEXT_GROUP_ID", "SEGMENTS", "pages_counter"]
+__all__ = [
+    "BACKED",
+    "NAMESPACES",
+    "NEXT_GROUP_ID",
+    "REUSE_HISTORY",
+    "SEGMENTS",
+    "pages_counter",
+]
 
 BACKED = b"backed blocks"
 """Blocks that have space on the disk."""
@@ -14,6 +21,9 @@ NAMESPACES = b"namespaces"
 
 NEXT_GROUP_ID = b"next group id"
 """The first group id that nobody has."""
+
+REUSE_HISTORY = b"reuse history"
+"""No number but the record of `reuse_history`."""
 
 SEGMENTS = b"segments"
 """Numbers of segments that have been given out."""

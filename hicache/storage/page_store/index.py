@@ -2,12 +2,12 @@
 
 | database | key | value |
 |---|---|---|
-| `meta` | name | number |
+| `meta` | name | number, or what `reuse_history` knows |
 | `namespaces` | namespace digest | `NamespaceRecord` |
 | `pages` | namespace id, page key | group id, position in the group, pages of the group |
 | `groups` | group id | the group's header, see `group` |
 | `states` | group id | `GroupState` |
-| `leaves` | tick of last use, group id | nothing: groups whose last page has no stored child |
+| `leaves` | class of uses, last use, group id | nothing: groups whose last page has no child |
 | `children` | namespace id, page key | how many groups hang below that page, stored or not |
 | `space` | kind and state, owner, segment, block | number of blocks: what is free, leased, a hole |
 | `owners` | owner id | the owner's limits |
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import lmdb
 
 from hicache.errors import ConfigError, StorageError
+from hicache.storage.page_store.counters import REUSE_HISTORY
+from hicache.storage.page_store.reuse_history import ReuseHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +41,9 @@ _MAP_BYTES = 1 << 36
 """Address space for the index, of which only what is used costs anything: some 10^8 pages."""
 
 _MAX_READERS = 1024
-_TICKS_PER_COMMIT = 1 << 16
+_VERSION = "index 2"
+"""Follows the store's id, so that other versions take this index for that of another store."""
+
 _NAP_SECONDS = 0.0005
 _MAX_NAPS = 100
 
@@ -62,6 +66,13 @@ class Databases(NamedTuple):
     owners: _Database
 
 
+class _KnownHistory(NamedTuple):
+    """A history as it was committed, and itself, which saves reading it in the next transaction."""
+
+    data: bytes
+    history: ReuseHistory
+
+
 class WriteTransaction:
     """The one write transaction that a store has at a time, over all processes.
 
@@ -70,19 +81,32 @@ class WriteTransaction:
         dbs: handles of the databases.
     """
 
-    def __init__(self, txn: lmdb.Transaction[Any], dbs: Databases) -> None:
+    def __init__(
+        self, txn: lmdb.Transaction[Any], dbs: Databases, known: _KnownHistory | None
+    ) -> None:
         self.txn = txn
         self.dbs = dbs
-        self._first_tick = txn.id() * _TICKS_PER_COMMIT
-        self._num_ticks = 0
+        self._known = known
+        self._history: ReuseHistory | None = None
 
-    def next_tick(self) -> int:
-        """Return a time of use, later than all that were given out before.
+    @property
+    def history(self) -> ReuseHistory:
+        """Uses and waits of all leaves; what it notes is committed with the transaction."""
+        if self._history is None:
+            data, known = self.txn.get(REUSE_HISTORY, b"", db=self.dbs.meta), self._known
+            if known is not None and known.data == data:
+                self._history = known.history
+            else:
+                self._history = ReuseHistory.decode(data)
+        return self._history
 
-        Within one transaction they are equal from the 65,536th on.
-        """
-        self._num_ticks = min(self._num_ticks + 1, _TICKS_PER_COMMIT - 1)
-        return self._first_tick + self._num_ticks
+    def finish(self) -> _KnownHistory | None:
+        """Write what is only in memory, and return what the next transaction is to be given."""
+        if self._history is None:
+            return self._known
+        data = self._history.encode()
+        self.txn.put(REUSE_HISTORY, data, db=self.dbs.meta)
+        return _KnownHistory(data, self._history)
 
 
 class _Readers:
@@ -152,6 +176,7 @@ class Index:
         # waits within LMDB cannot take part in a commit that another one makes for it.
         self.lock = threading.Lock()
         self._broken = False
+        self._known: _KnownHistory | None = None
         self._readers = _Readers()
         if not create and not os.path.exists(self._path):
             raise IndexDamaged(f"{path} has no index")
@@ -230,7 +255,12 @@ class Index:
         self._readers.wait_for_old_ones()
         try:
             with self._env.begin(write=True) as txn:
-                yield WriteTransaction(txn, self.dbs)
+                write = WriteTransaction(txn, self.dbs, self._known)
+                # Until the commit, it may be changed for nothing.
+                self._known = None
+                yield write
+                known = write.finish()
+            self._known = known
             self._readers.begin_epoch()
         except lmdb.PanicError:
             # A commit could not be written and not be undone: only opening it anew helps.
@@ -267,8 +297,11 @@ class Index:
                 dbs = Databases(*(self._env.open_db(n, txn=txn, create=create) for n in names))
             except lmdb.NotFoundError as error:
                 raise IndexDamaged(f"{self._path} is no index of a page store") from error
+            expected = f"{store_id} {_VERSION}".encode()
             if create:
-                txn.put(b"store", store_id.encode(), db=dbs.meta)
-            elif txn.get(b"store", db=dbs.meta) != store_id.encode():
+                txn.put(b"store", expected, db=dbs.meta)
+            elif (found := txn.get(b"store", b"", db=dbs.meta)) != expected:
+                if found.startswith(store_id.encode()):
+                    raise IndexDamaged(f"{self._path} is an index of another version")
                 raise IndexDamaged(f"{self._path} belongs to another store")
         return dbs

@@ -7,10 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hicache.storage.page_store.blocks import BlockKind, Extent, count_blocks, merge
-from hicache.storage.page_store.catalogue import GROUP_KEY, LEAF_KEY
-from hicache.storage.page_store.counters import BACKED, pages_counter
+from hicache.storage.page_store.catalogue import GROUP_KEY, LEAF_KEY, Leaf
+from hicache.storage.page_store.counters import BACKED, REUSE_HISTORY, pages_counter
 from hicache.storage.page_store.group import Group
 from hicache.storage.page_store.records import GroupState, NamespaceRecord, PageEntry, page_name
+from hicache.storage.page_store.reuse_history import ReuseHistory
 from hicache.storage.page_store.space import free_map, hole_map, lease_map
 
 if TYPE_CHECKING:
@@ -79,12 +80,17 @@ class _Check:
         }
         self._compare("children of page", dict(children), found)
         leaves = {
-            group_id: state.last_use
+            group_id: Leaf.of(group_id, state)
             for group_id, (group, state) in self._groups.items()
             if not children[page_name(state.namespace_id, group.key(state.last_position))]
         }
-        keys = [LEAF_KEY.unpack(key) for key, _ in _items(self._txn, self._dbs.leaves)]
-        self._compare("leaf", leaves, {group_id: last_use for last_use, group_id in keys})
+        keys = (LEAF_KEY.unpack(key) for key, _ in _items(self._txn, self._dbs.leaves))
+        filed = [Leaf._make(key) for key in keys]
+        self._compare("leaf", leaves, {leaf.group_id: leaf for leaf in filed})
+        history = ReuseHistory.decode(self._txn.get(REUSE_HISTORY, b"", db=self._dbs.meta))
+        num_leaves = Counter(leaf.use_class for leaf in filed)
+        counted = {c: count for c, count in enumerate(history.num_leaves) if count}
+        self._compare("leaves of class", dict(num_leaves), counted)
 
     def blocks(self, kind: BlockKind, segment_blocks: int) -> None:
         """Every block of every segment is in one state."""

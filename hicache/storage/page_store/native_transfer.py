@@ -6,25 +6,27 @@ from typing import TYPE_CHECKING
 
 from hicache.storage import native_io
 from hicache.storage.page_store.blocks import BLOCK_BYTES
-from hicache.storage.page_store.group import CHECKSUM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
 
     from hicache.storage.base import Page
     from hicache.storage.page_store.layout import PageLayout
 
 __all__ = ["NativeTransfer"]
 
+_CALL_BYTES = 8 << 20
+"""A call takes a millisecond or two: between two of them deadlines are looked at."""
+
 _CHUNK_BYTES = 512 << 10
 """What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB."""
 
-_DIRECT_CHUNK_BYTES = 4 << 20
-"""A disk wants large requests."""
+_DIRECT_CALL_BYTES = 16 << 20
+"""A call takes five to ten milliseconds: between two of them the disk has nothing to do."""
 
-_CALL_BYTES = 8 << 20
-"""A call takes a millisecond or two: between two of them deadlines are looked at."""
+_DIRECT_CHUNK_BYTES = 1 << 20
+_NUM_DIRECT_REQUESTS = 8
+"""A disk wants large requests, and the next ones while a checksum is computed."""
 
 
 class NativeTransfer:
@@ -32,46 +34,41 @@ class NativeTransfer:
 
     Does what goes well: where the memory is not aligned for direct I/O, a file ends or the kernel
     reports an error, it gives up, and `PageTransfer` finds out what is the matter.
-
-    With direct I/O other threads compute the checksums: a disk is slower than they are, but not by
-    so much that it could wait for them.
     """
 
-    def __init__(
-        self, fd_of: Callable[[int, bool], int], *, direct_with: Executor | None = None
-    ) -> None:
+    def __init__(self, fd_of: Callable[[int, bool], int], *, direct: bool = False) -> None:
         """Use the descriptors of segments, given by number and whether to make a missing one."""
         self._fd_of = fd_of
-        self._checkers = direct_with
+        self._call_bytes = _DIRECT_CALL_BYTES if direct else _CALL_BYTES
+        self._chunk_bytes = _DIRECT_CHUNK_BYTES if direct else _CHUNK_BYTES
+        self._num_requests = _NUM_DIRECT_REQUESTS if direct else 1
 
     def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
         """Yield, for one call after the other, which page is its first and how many it moves."""
-        call_bytes = _CALL_BYTES if self._checkers is None else _DIRECT_CHUNK_BYTES
-        step = max(1, call_bytes // layout.stride_bytes)
+        step = max(1, self._call_bytes // layout.stride_bytes)
         for first in range(0, num_pages, step):
             yield first, min(step, num_pages - first)
 
-    def begin_read(
+    def read(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int
-    ) -> Callable[[], bytes] | None:
+    ) -> bytes:
         """Read pages from the `first` on into `pages[start:]`.
 
         Returns:
-            What returns their checksums, and may wait for them: until then the memory is in use.
-            `None` where a segment ends too early.
+            The checksums of those that were read as a whole: fewer where a segment ends too early.
 
         Raises:
             OSError: from the kernel.
         """
-        places = self._places(layout, first, num_pages, create=False)
-        arguments = (places, pages, start, num_pages, layout.gap_bytes)
-        if self._checkers is None:
-            checksums = native_io.page_io.read_pages(*arguments, _CHUNK_BYTES)
-            complete = len(checksums) == num_pages * CHECKSUM_BYTES
-            return (lambda: checksums) if complete else None
-        if native_io.page_io.read_unchecked(*arguments, _DIRECT_CHUNK_BYTES) < num_pages:
-            return None
-        return self._checkers.submit(native_io.page_io.checksums, pages, start, num_pages).result
+        return native_io.page_io.read_pages(
+            self._places(layout, first, num_pages, create=False),
+            pages,
+            start,
+            num_pages,
+            layout.gap_bytes,
+            self._chunk_bytes,
+            self._num_requests,
+        )
 
     def write(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int
@@ -84,17 +81,15 @@ class NativeTransfer:
         Raises:
             OSError: from the kernel; any part may have been written.
         """
-        places = self._places(layout, first, num_pages, create=True)
-        arguments = (places, pages, start, num_pages, layout.gap_bytes)
-        if self._checkers is None:
-            return native_io.page_io.write_pages(*arguments, _CHUNK_BYTES)
-        checksums = self._checkers.submit(native_io.page_io.checksums, pages, start, num_pages)
-        try:
-            native_io.page_io.write_unchecked(*arguments, _DIRECT_CHUNK_BYTES)
-        finally:
-            # Also after a failure: nobody may read the memory any more.
-            found = checksums.result()
-        return found
+        return native_io.page_io.write_pages(
+            self._places(layout, first, num_pages, create=True),
+            pages,
+            start,
+            num_pages,
+            layout.gap_bytes,
+            self._chunk_bytes,
+            self._num_requests,
+        )
 
     def _places(
         self, layout: PageLayout, first: int, num_pages: int, *, create: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -14,6 +13,8 @@ from hicache.errors import ConfigError
 from hicache.storage.page_store.allocator import Allocator
 from hicache.storage.page_store.catalogue import Catalogue
 from hicache.storage.page_store.counters import NAMESPACES
+from hicache.storage.page_store.departed import Departed
+from hicache.storage.page_store.eviction_policies import create_policy
 from hicache.storage.page_store.limits import Limits, changes_per_commit
 from hicache.storage.page_store.owner import Owner, is_alive, list_owners
 from hicache.storage.page_store.publisher import Publisher
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenStore"]
 
-_NUM_CHECKERS = 2
-
 
 class OpenStore:
     """Index, segments and leases of a store. Thread-safe.
@@ -45,7 +44,6 @@ class OpenStore:
         touches: uses of groups that the index has not been told.
         allocator: hands out blocks.
         publisher: commits what was written.
-        checkers: threads for checksums; they do nothing that can hang.
         parts: the same, for those that need only that.
     """
 
@@ -75,26 +73,34 @@ class OpenStore:
             segments=self.segments,
             owner_id=self._owner.owner_id,
             segment_blocks=store_format.segment_blocks,
+            departed=Departed(),
         )
         self.allocator = Allocator(self.parts, self.touches)
         self.publisher = Publisher(self.parts, self.allocator, self.touches)
-        self.checkers = ThreadPoolExecutor(_NUM_CHECKERS, "hicache-checksums")
-        # Guards the limits below.
+        # Guards what users want, below.
         self._lock = threading.Lock()
         self._limits: list[Limits] = []
+        self._policy_name = ""
         try:
             self._bury(dead)
         except BaseException:
             self._owner.close()
             raise
 
-    def add_limits(self, limits: Limits) -> None:
+    def add_limits(self, limits: Limits, *, eviction_policy: str) -> None:
         """Keep limits from now on, beside those of others; shrinks the store if it is too large.
 
+        Args:
+            limits: to keep.
+            eviction_policy: name of the order in which it shrinks, the same for all who have the
+                store open in this process.
+
         Raises:
+            ConfigError: there is no such policy, or others have another one; nothing has changed.
             OSError, lmdb.Error: it could not be shrunk; the limits count all the same.
         """
         with self._lock:
+            self._use_policy(eviction_policy)
             self._limits.append(limits)
             self._use_strictest()
         self.allocator.make_room(2 * changes_per_commit(self.allocator.limits))
@@ -104,6 +110,8 @@ class OpenStore:
 
         Where that fails, they have been for nothing: a read has not failed by it.
         """
+        if not self.allocator.policy.notes_uses:
+            return
         self.touches.note(group_id)
         if self.touches.full:
             with contextlib.suppress(OSError, lmdb.Error):
@@ -140,7 +148,6 @@ class OpenStore:
 
     def close(self) -> None:
         """Give leases back and close everything; to be called when no other call is under way."""
-        self.checkers.shutdown()
         with contextlib.suppress(OSError, lmdb.Error):
             self.allocator.close()
         with contextlib.suppress(OSError, lmdb.Error), self.directory.locked_soon() as locked:
@@ -166,6 +173,17 @@ class OpenStore:
         if self.index.present and not any(is_alive(self.directory.owners, o) for o in owners):
             self.index.sync()
             self._mark.clear()
+
+    def _use_policy(self, name: str) -> None:
+        if name == self._policy_name:
+            return
+        if self._limits:
+            raise ConfigError(
+                f"this process has {self.directory.path} open with the eviction policy "
+                f"{self._policy_name!r} and cannot open it with {name!r} too; give both the same"
+            )
+        self.allocator.policy = create_policy(name)
+        self._policy_name = name
 
     def _use_strictest(self) -> None:
         strictest = Limits()

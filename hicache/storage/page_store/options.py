@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from hicache.errors import ConfigError
+from hicache.storage.page_store.eviction_policies import DEFAULT_POLICY, POLICY_NAMES
 from hicache.storage.page_store.limits import Limits, default_min_free_bytes
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _TYPES = {
     "path": str,
     "max_bytes": int,
     "min_free_bytes": int,
+    "eviction_policy": str,
     "direct_io": bool,
     "fsync": bool,
 }
@@ -31,12 +33,14 @@ class PageStoreOptions:
         path: the directory.
         max_bytes: None for no bound.
         min_free_bytes: None for the default of the file system.
+        eviction_policy: name of the order of eviction; see `create_policy`.
         direct_io, fsync: see `PageStore`.
     """
 
     path: str
     max_bytes: int | None = None
     min_free_bytes: int | None = None
+    eviction_policy: str = DEFAULT_POLICY
     direct_io: bool = False
     fsync: bool = False
 
@@ -47,7 +51,8 @@ class PageStoreOptions:
         Raises:
             ConfigError: one is unknown, missing or cannot work.
         """
-        options = cls(**{"path": "", **config.checked_extra_config("file", _TYPES)})
+        chosen = config.checked_extra_config("file", _TYPES)
+        options = cls(**{"path": "", "eviction_policy": _policy_of(config), **chosen})
         if not options.path:
             raise ConfigError(
                 "storage backend 'file' needs the option 'path': the directory for its pages"
@@ -74,3 +79,9 @@ class PageStoreOptions:
         if self.max_bytes is None:
             return Limits(min_free_bytes=min_free_bytes)
         return Limits(self.max_bytes, min_free_bytes)
+
+
+def _policy_of(config: HiCacheStorageConfig) -> str:
+    """Return the order of eviction of the cache, if pages in a store can be put into it."""
+    name = config.eviction_policy
+    return name if name in POLICY_NAMES else DEFAULT_POLICY

@@ -244,7 +244,11 @@ class BatchWriter:
             self._store.allocator.unclaim(BlockKind.HEADER, [draft.group.header_extent])
 
     def _note_published(self, index: int, draft: Draft, stored: int) -> None:
-        for position in range(draft.group.num_pages):
+        num_pages = draft.group.num_pages
+        if stored == (1 << num_pages) - 1:
+            self.outcomes[index : index + num_pages] = [PageOutcome.OK] * num_pages
+            return
+        for position in range(num_pages):
             outcome = PageOutcome.OK if stored >> position & 1 else PageOutcome.PRESENT
             self.outcomes[index + position] = outcome
 
@@ -253,6 +257,8 @@ def skip_behind_failures(
     keys: Sequence[bytes], parent_keys: Sequence[bytes], outcomes: list[PageOutcome]
 ) -> None:
     """Mark pages as skipped whose parent came before them and is not good."""
+    if outcomes.count(PageOutcome.OK) + outcomes.count(PageOutcome.PRESENT) == len(outcomes):
+        return
     not_good: set[bytes] = set()
     for index, outcome in enumerate(outcomes):
         if parent_keys[index] in not_good and outcome is not PageOutcome.TIMEOUT:

@@ -119,7 +119,8 @@ class Publisher:
     def _publish_some(self, work: list[_Work]) -> list[int] | None:
         """Commit what is taken from the queue into `work`; `None` if the index has no room."""
         with self._parts.index.transaction() as write:
-            refill = Refill(write, self._parts, self._allocator.limits)
+            allocator = self._allocator
+            refill = Refill(write, self._parts, allocator.limits, allocator.policy)
             work += self._take(changes_per_commit(refill.limits))
             num_pages = sum(draft.group.num_pages for _, draft in work)
             if not refill.has_room(num_pages + len(self._touches)):
@@ -147,7 +148,7 @@ class Publisher:
 
     def _publish(self, write: WriteTransaction, draft: Draft) -> int:
         group = draft.group
-        stored = Catalogue(write).publish(group, draft.namespace_id)
+        stored = Catalogue(write).publish(group, draft.namespace_id, departed=self._parts.departed)
         space = self._parts.space(write)
         space.use(BlockKind.PAYLOAD, merge(group.extents))
         space.use(BlockKind.HEADER, [group.header_extent])

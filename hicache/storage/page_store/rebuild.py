@@ -85,6 +85,9 @@ class _Rebuild:
     def run(self) -> int:
         places = sorted(self._places(), reverse=True)
         num_pages = 0
+        with self._index.write() as write:
+            # The ages of groups are their ranks.
+            write.history.now = len(places)
         for start in range(0, len(places), _GROUPS_PER_COMMIT):
             with self._index.write() as write:
                 for number, place in enumerate(places[start : start + _GROUPS_PER_COMMIT], start):

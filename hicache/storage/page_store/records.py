@@ -13,7 +13,8 @@ __all__ = ["GroupState", "NamespaceRecord", "PageEntry", "page_name"]
 
 _NAMESPACE_ID = struct.Struct(">I")
 _ENTRY = struct.Struct(">QBB")
-_STATE = struct.Struct("<QQI")
+_STATE = struct.Struct("<QQIII")
+_MOST_USES = (1 << 32) - 1
 _NAMESPACE = struct.Struct("<IQ")
 
 
@@ -51,12 +52,22 @@ class GroupState(NamedTuple):
     Attributes:
         stored: bit n is set while page n is stored.
         last_use: tick of the last use of any of its pages.
+        num_uses: how often they were used, to be stored and since then, as far as that is known.
+        num_counted: how many of those are counted as uses of what the group hangs below, too.
         namespace_id: whose pages they are.
     """
 
     stored: int
     last_use: int
+    num_uses: int
+    num_counted: int
     namespace_id: int
+
+    def used(self, num_uses: int, tick: int) -> GroupState:
+        """Return the state after so many more uses, the last one then."""
+        return self._replace(
+            last_use=max(self.last_use, tick), num_uses=min(self.num_uses + num_uses, _MOST_USES)
+        )
 
     @property
     def last_position(self) -> int:

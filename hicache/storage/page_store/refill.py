@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind, count_blocks
-from hicache.storage.page_store.catalogue import Catalogue
+from hicache.storage.page_store.evictor import evict
 from hicache.storage.page_store.limits import Limits, changes_per_commit, index_growth_bytes
 from hicache.storage.page_store.owner import is_alive
 from hicache.storage.page_store.space import Space
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.catalogue import Freed
+    from hicache.storage.page_store.departed import Departed
     from hicache.storage.page_store.directory import StoreDirectory
+    from hicache.storage.page_store.eviction_policies import StoragePolicy
     from hicache.storage.page_store.index import Index, WriteTransaction
     from hicache.storage.page_store.segments import Segments
 
@@ -36,6 +38,7 @@ class StoreParts:
         index, segments: opened.
         owner_id: of this process.
         segment_blocks: blocks of a segment at most.
+        departed: pages that this process has given up.
     """
 
     directory: StoreDirectory
@@ -43,6 +46,7 @@ class StoreParts:
     segments: Segments
     owner_id: bytes
     segment_blocks: int
+    departed: Departed
 
     def space(self, write: WriteTransaction) -> Space:
         """Return the blocks as they are within a transaction."""
@@ -87,12 +91,18 @@ class Refill:
         limits: the strictest.
     """
 
-    def __init__(self, write: WriteTransaction, parts: StoreParts, limits: Limits) -> None:
-        """Begin; `limits` are those of this process."""
+    def __init__(
+        self,
+        write: WriteTransaction,
+        parts: StoreParts,
+        limits: Limits,
+        policy: StoragePolicy,
+    ) -> None:
+        """Begin; `limits` and the `policy` that it evicts by are those of this process."""
         self._write = write
         self._parts = parts
         self._space = parts.space(write)
-        self._catalogue = Catalogue(write)
+        self._policy = policy
         self._own_limits = limits
         self.limits = self._strictest()
 
@@ -165,7 +175,10 @@ class Refill:
 
     def _evict(self, num_blocks: int, protected: Collection[int]) -> int:
         """Evict pages with `num_blocks` blocks, or as many as a commit may; return how many."""
-        freed = self._catalogue.evict(
+        freed = evict(
+            self._write,
+            self._policy,
+            self._parts.departed,
             num_blocks=num_blocks,
             max_pages=changes_per_commit(self.limits),
             protected=protected,

@@ -47,8 +47,8 @@ class PageStore(CheckedStorage):
 
     Pages that are written together lie together, so that a prefix is read back with a few large
     reads, straight into page memory. An index tells what is stored; each read is verified against
-    the checksums there. What does not fit is made room for by the pages that were not used longest
-    and that no other stored page is chained from.
+    the checksums there. What does not fit is made room for by pages that no other stored page is
+    chained from, in the order of a policy.
 
     Options in `extra_config`:
 
@@ -57,6 +57,8 @@ class PageStore(CheckedStorage):
       `min_free_bytes` bounds the store. Of several processes the strictest counts.
     - `min_free_bytes` (int, default 1 GiB, or 5 % of a file system below 20 GiB): what the store
       leaves free on the file system; it shrinks when others take more.
+    - `eviction_policy` (str, default what the cache evicts by, or `adaptive`): which pages go
+      first, see `eviction_policies`. All instances of a process have the same.
     - `direct_io` (bool, default `False`): whether payloads bypass the page cache.
     - `fsync` (bool, default `False`): whether a page outlives a power loss once it is `OK`. Without
       it the newest pages can be lost or torn; a torn page is a miss, by its checksum.
@@ -97,6 +99,7 @@ class PageStore(CheckedStorage):
                 namespace=config.namespace,
                 page_bytes=config.page_bytes,
                 limits=options.limits(directory.path),
+                eviction_policy=options.eviction_policy,
                 direct=options.direct_io,
                 segment_bytes=segment_bytes,
             )

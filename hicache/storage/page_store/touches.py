@@ -22,7 +22,7 @@ class Touches:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[int, None] = {}
+        self._groups: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -34,12 +34,11 @@ class Touches:
 
     def note(self, group_id: int) -> None:
         """Note that pages of a group have been used just now."""
-        self._groups.pop(group_id, None)
-        self._groups[group_id] = None
+        self._groups[group_id] = self._groups.pop(group_id, 0) + 1
 
     def write(self, write: WriteTransaction) -> None:
         """Write all uses, in their order."""
         groups, self._groups = self._groups, {}
         catalogue = Catalogue(write)
-        for group_id in list(groups):
-            catalogue.touch(group_id)
+        for group_id, num_uses in list(groups.items()):
+            catalogue.touch(group_id, num_uses)

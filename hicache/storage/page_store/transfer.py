@@ -16,7 +16,6 @@ from hicache.storage.vectored_io import read_at, split_buffers, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
 
     from hicache.storage.page_memory import BatchMemory, PageViews
     from hicache.storage.page_store.blocks import Extent
@@ -48,13 +47,13 @@ class PageTransfer:
         num_direct_refusals: how often the file system has refused direct I/O: once at most.
     """
 
-    def __init__(self, segments: Segments, *, direct_with: Executor | None = None) -> None:
-        """Use opened segments; direct I/O is for those who give threads for checksums."""
+    def __init__(self, segments: Segments, *, direct: bool = False) -> None:
+        """Use opened segments."""
         self._segments = segments
-        self._direct = direct_with is not None
+        self._direct = direct
         self.native: NativeTransfer | None = None
         if native_io.HAS_NATIVE_IO:
-            self.native = NativeTransfer(self._fd, direct_with=direct_with)
+            self.native = NativeTransfer(self._fd, direct=direct)
         self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.
@@ -132,6 +131,8 @@ class PageTransfer:
         if not self._direct or error.errno != errno.EINVAL:
             return False
         self._direct = False
+        if self.native is not None:
+            self.native = NativeTransfer(self._fd)
         self.num_direct_refusals += 1
         _LOGGER.warning("the file system refuses direct I/O (%s); it is buffered", error)
         return True

@@ -74,3 +74,22 @@ def test_sixteen_newer_observations_are_all_that_counts() -> None:
 def test_points_that_are_near_each_other_tell_no_slope() -> None:
     assert fit_line([(10, 1.0), (19, 9.0)]) is None
     assert fit_line([(10, 1.0), (20, 2.0)]) == Line(0.0, 0.1)
+
+
+def test_a_line_is_fitted_anew_once_a_quarter_of_what_counts_is_new() -> None:
+    fit = noted(*[(10.0, 5.0)] * 16)
+    assert fit.line() == Line(0.0, 0.5)
+    lines = []
+    for _ in range(12):
+        fit.note(10.0, 1000.0)
+        lines.append(fit.line())
+    # After 4 of 16 the median is the old one, after 8 it is between both, after 12 the new one.
+    assert [line and line.slope for line in lines] == [0.5] * 7 + [50.25] * 4 + [100.0]
+
+
+def test_the_first_observations_count_at_once() -> None:
+    fit, slopes = AffineFit(), []
+    for seconds in (1.0, 2.0, 3.0, 4.0):
+        fit.note(1.0, seconds)
+        slopes.append(fit.line())
+    assert slopes == [Line(0.0, slope) for slope in (1.0, 1.5, 2.0, 2.5)]

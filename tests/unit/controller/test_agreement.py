@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
 from controller_fakes import OtherRank
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hicache.controller import HiCacheAck, PrefetchOperation, StorageOperation
 from hicache.controller.agreement import WINDOW, Finished, OperationWindow
@@ -306,3 +309,35 @@ def test_a_prefetch_that_has_ended_on_one_rank_alone_is_as_far_as_on_the_others(
     operation = operations.prefetch(phase=Phase.ENDED, num_good=5)
     finished = operations.collect()
     assert (finished.prefetches, finished.arriving) == ([], [(operation, 1)])
+
+
+queries_and_reads = st.fixed_dictionaries(
+    {
+        "phase": st.sampled_from(Phase),
+        "num_good": st.none() | st.integers(0, 8),
+        "num_hits": st.none() | st.integers(0, 8),
+        "terminated": st.booleans(),
+        "closed": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None)
+@given(
+    copies=st.lists(st.none() | st.integers(0, 1), max_size=5),
+    prefetches=st.lists(queries_and_reads, max_size=WINDOW + 2),
+    persists=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(Phase)), max_size=5),
+)
+def test_a_rank_alone_finds_what_it_would_agree_on_with_its_like(
+    copies: list[int | None],
+    prefetches: list[dict[str, Any]],
+    persists: list[tuple[int, Phase]],
+) -> None:
+    operations = Operations(OtherRank(lambda mine: mine))
+    for num_good in copies:
+        operations.copy(num_good)
+    for states in prefetches:
+        operations.prefetch(**states)
+    for stored, phase in persists:
+        operations.persist(stored, phase=phase)
+    assert operations.window().finished_alone() == operations.collect()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -136,6 +138,23 @@ def test_the_deadline_is_that_of_a_call_not_of_the_work(bench: Bench) -> None:
     assert work.events == ["ended"]
 
 
+def test_calls_that_begin_apart_are_overdue_one_after_the_other(bench: Bench) -> None:
+    executor = bench.executor(num_workers=3)
+    for name in "abc":
+        work = bench.work(name, gate=bench.gate())
+        executor.submit(work)
+        assert work.gate.entered.wait(GUARD_SECONDS)
+        executor.poll()
+        bench.clock.advance(1)
+    for began in (0, 1, 2):
+        bench.clock.advance(began + TIMEOUT - bench.clock.now())
+        executor.poll()
+        assert executor.num_abandoned == began
+        bench.clock.advance(0.25)
+        executor.poll()
+        assert executor.num_abandoned == began + 1
+
+
 def test_when_all_threads_hang_beyond_the_bound_work_is_refused_and_nothing_waits(
     bench: Bench,
 ) -> None:
@@ -228,3 +247,31 @@ def test_close_returns_in_time_when_a_call_hangs_and_completes_after_its_return(
     declared.gate.open()
     hung.gate.open()
     assert executor.close(GUARD_SECONDS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a class for batch work")
+def test_workers_leave_their_core_to_the_thread_that_wakes_them(bench: Bench) -> None:
+    before = os.sched_getscheduler(0)
+    executor = bench.executor(num_workers=2)
+    work = bench.work("a")
+    executor.submit(work)
+    work.wait()
+    workers = [one for one in threading.enumerate() if one.name.startswith("hicache")]
+    assert len(workers) == 2
+    until(
+        lambda: {os.sched_getscheduler(one.native_id or 0) for one in workers} == {os.SCHED_BATCH}
+    )
+    assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a class for batch work")
+def test_workers_work_where_the_system_refuses_another_class(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not here")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    work = bench.work("a", num_steps=2)
+    bench.executor().submit(work)
+    assert work.wait() == ["ended"]

@@ -80,21 +80,18 @@ def test_what_is_written_from_pages_is_read_into_others_with_the_checksums_of_bo
     on_disk = bytes(gap).join(payloads)
     cut = rng.randrange(len(on_disk) + 1)
     places = [(fd, 5000, cut), (fd, 50 << 20, len(on_disk) - cut)]
-    chunk = rng.choice([1000, 65_536, 1 << 20])
-    assert _page_io.checksums(sample.pages, 0, num_pages) == checksums
-    assert _page_io.write_pages(places, sample.pages, 0, num_pages, gap, chunk) == checksums
-    assert os.pread(fd, cut, 5000) + os.pread(fd, len(on_disk) - cut, 50 << 20) == on_disk
-    first = rng.randrange(num_pages)
-    assert _page_io.checksums(sample.pages, first, 1) == xxhash.xxh3_128_digest(payloads[first])
-    for unchecked in (False, True):
+    for num_requests in (1, rng.randrange(2, 17)):
+        arguments = (gap, rng.choice([1000, 65_536, 1 << 20]), num_requests)
+        os.ftruncate(fd, 0)
+        assert _page_io.write_pages(places, sample.pages, 0, num_pages, *arguments) == checksums
+        assert os.pread(fd, cut, 5000) + os.pread(fd, len(on_disk) - cut, 50 << 20) == on_disk
         sample.memory[:] = 0
-        arguments = (places, sample.pages, 0, num_pages, gap, chunk)
-        if unchecked:
-            assert _page_io.read_unchecked(*arguments) == num_pages
-        else:
-            assert _page_io.read_pages(*arguments) == checksums
+        assert _page_io.read_pages(places, sample.pages, 0, num_pages, *arguments) == checksums
         assert sample.payloads() == payloads
-    assert _page_io.write_unchecked(places, sample.pages, 0, num_pages, gap, chunk) == num_pages
+        first = rng.randrange(num_pages)
+        place = (fd, 5000, len(payloads[first]))
+        found = _page_io.write_pages([place], sample.pages, first, 1, *arguments)
+        assert found == xxhash.xxh3_128_digest(payloads[first])
 
 
 @needs_native
@@ -108,23 +105,26 @@ def test_at_the_end_of_a_file_the_pages_before_it_are_read(fd: int, seed: int) -
     os.pwrite(fd, on_disk[:left], 0)
     ends = np.cumsum([len(payload) + sample.gap_bytes for payload in payloads]) - sample.gap_bytes
     whole = int(np.searchsorted(ends, left, side="right"))
+    checksums = sample.checksums()
     arguments = ([(fd, 0, len(on_disk))], sample.pages, 0, len(payloads), sample.gap_bytes, 65_536)
-    assert _page_io.read_pages(*arguments) == sample.checksums()[: 16 * whole]
-    assert sample.payloads()[:whole] == payloads[:whole]
-    assert _page_io.read_unchecked(*arguments) == whole
+    for num_requests in (1, 4):
+        sample.memory[:] = 0
+        assert _page_io.read_pages(*arguments, num_requests) == checksums[: 16 * whole]
+        assert sample.payloads()[:whole] == payloads[:whole]
 
 
 @needs_native
-def test_errors_of_the_kernel_are_raised(fd: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("requests", [1, 4])
+def test_errors_of_the_kernel_are_raised(fd: int, tmp_path: Path, requests: int) -> None:
     page = PAGE
     read_only = os.open(tmp_path / "file", os.O_RDONLY)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        _page_io.write_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100)
+        _page_io.write_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100, requests)
     os.close(read_only)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100)
+        _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100, requests)
     with pytest.raises(OSError, match="Invalid argument"):
-        _page_io.write_pages([(fd, 0, 99)], [page], 0, 1, 0, 100)
+        _page_io.write_pages([(fd, 0, 99)], [page], 0, 1, 0, 100, requests)
 
 
 @needs_native
@@ -169,33 +169,35 @@ def test_what_cannot_be_pages_is_refused(
     pages: Pages, first: int, num_pages: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        _page_io.checksums(pages, first, num_pages)
+        _page_io.read_pages([], pages, first, num_pages, 0, 1, 1)
 
 
 @needs_native
 @pytest.mark.parametrize(
-    ("places", "gap_bytes", "chunk_bytes", "error"),
+    ("places", "numbers", "error"),
     [
-        ([(0, 0)], 0, 1, TypeError),
-        ([("a", 0, 1)], 0, 1, TypeError),
-        ([(0, -1, 1)], 0, 1, OverflowError),
-        (7, 0, 1, TypeError),
-        ([], -1, 1, ValueError),
-        ([], 5000, 1, ValueError),
-        ([], 0, 0, ValueError),
+        ([(0, 0)], (0, 1, 1), TypeError),
+        ([("a", 0, 1)], (0, 1, 1), TypeError),
+        ([(0, -1, 1)], (0, 1, 1), OverflowError),
+        (7, (0, 1, 1), TypeError),
+        ([], (-1, 1, 1), ValueError),
+        ([], (5000, 1, 1), ValueError),
+        ([], (0, 0, 1), ValueError),
+        ([], (0, 1, 0), ValueError),
+        ([], (0, 1, 17), ValueError),
     ],
 )
-def test_what_cannot_be_places_is_refused(
-    places: list[tuple[int, int, int]], gap_bytes: int, chunk_bytes: int, error: type[Exception]
+def test_what_cannot_be_places_or_cuts_is_refused(
+    places: list[tuple[int, int, int]], numbers: tuple[int, int, int], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        _page_io.read_pages(places, [PAGE], 0, 1, gap_bytes, chunk_bytes)
+        _page_io.read_pages(places, [PAGE], 0, 1, *numbers)
 
 
 @needs_native
 def test_no_pages_are_no_checksums() -> None:
-    assert _page_io.checksums([], 0, 0) == b""
-    assert _page_io.read_pages([], [], 0, 0, 0, 1) == b""
+    for num_requests in (1, 4):
+        assert _page_io.read_pages([], [], 0, 0, 0, 1, num_requests) == b""
 
 
 def test_where_it_can_be_compiled_the_native_module_was_built() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from page_store_tools import (
@@ -176,7 +176,7 @@ def test_pages_that_a_batch_found_stored_do_not_make_room_for_its_others(fast_pa
 
 def test_what_was_used_last_stays(fast_path: Path) -> None:
     """C089: reading and finding stored are uses; a page stays as long as those below it."""
-    storage = open_store(fast_path, max_bytes=1_500_000)
+    storage = open_store(fast_path, max_bytes=1_500_000, eviction_policy="lru")
     chains = [chain(name, 5) for name in range(10)]
     for keys in chains:
         assert write(storage, keys) == [OK] * 5
@@ -198,7 +198,7 @@ def test_what_was_used_last_stays(fast_path: Path) -> None:
 def test_a_tail_goes_before_its_head_and_a_head_before_a_newer_tail_elsewhere(
     fast_path: Path,
 ) -> None:
-    storage = open_store(fast_path, max_bytes=1_000_000)
+    storage = open_store(fast_path, max_bytes=1_000_000, eviction_policy="lru")
     keys = chain(1, 40)
     write(storage, keys)
     seen = []
@@ -216,10 +216,11 @@ def test_a_tail_goes_before_its_head_and_a_head_before_a_newer_tail_elsewhere(
 
 def test_pieces_of_space_are_used_for_pages_that_are_larger(fast_path: Path) -> None:
     """C090: pages of two blocks were given up between others that stay; one of 16 fits."""
-    small = open_store(fast_path, model="small", max_bytes=1_500_000)
+    options: dict[str, Any] = {"max_bytes": 1_500_000, "eviction_policy": "lru"}
+    small = open_store(fast_path, model="small", **options)
     chains = [chain(name, 1) for name in range(200)]
     kept, given_up = chains[::2], chains[1::2]
-    large = open_store(fast_path, model="large", page_bytes=60_000, max_bytes=1_500_000)
+    large = open_store(fast_path, model="large", page_bytes=60_000, **options)
     for keys in chains:
         write(small, keys)
     stored = [keys for keys in kept if num_stored(small, keys)]

@@ -231,7 +231,7 @@ def test_what_a_batch_was_acknowledged_for_does_not_make_room_for_its_rest(
 
 def test_leaves_that_lead_to_nothing_that_may_go_are_passed_over(fast_path: Path) -> None:
     """They are what a damaged index can say; eviction ends all the same."""
-    storage = open_store(fast_path, max_bytes=2_000_000)
+    storage = open_store(fast_path, max_bytes=2_000_000, eviction_policy="lru")
     keys = chain(1, 4)
     write(storage, keys[:2])
     write(storage, keys)
@@ -239,7 +239,7 @@ def test_leaves_that_lead_to_nothing_that_may_go_are_passed_over(fast_path: Path
         txn, dbs = write_txn.txn, write_txn.dbs
         head = PageEntry.decode(txn.get(access.prefix + keys[0], b"", db=dbs.pages)).group_id
         for group_id in (head, head + 1000):
-            txn.put(LEAF_KEY.pack(0, group_id), b"", db=dbs.leaves)
+            txn.put(LEAF_KEY.pack(0, 0, group_id), b"", db=dbs.leaves)
     for name in range(2, 200):
         assert write(storage, chain(name, 3)) == [OK] * 3
     verify_index(fast_path)

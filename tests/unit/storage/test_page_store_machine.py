@@ -29,6 +29,7 @@ from page_store_tools import (
 from conftest import MEMORY
 from hicache.hashing import hash_pages
 from hicache.storage.page_store import list_pages
+from hicache.storage.page_store.eviction_policies import POLICY_NAMES
 
 if TYPE_CHECKING:
     from hicache.storage.page_store import PageStore
@@ -57,6 +58,7 @@ class PageStoreMachine(RuleBasedStateMachine):
         place = MEMORY if os.access(MEMORY, os.W_OK) else None
         folder = tempfile.TemporaryDirectory(prefix="hicache-test-", dir=place)
         self.path = self._stack.enter_context(folder)
+        self.policy = "adaptive"
         self.storage = self._open()
         self.parents: dict[PageHash, bytes] = {}
         self.stored: set[PageHash] = set()
@@ -67,7 +69,9 @@ class PageStoreMachine(RuleBasedStateMachine):
         self._stack.close()
 
     def _open(self) -> PageStore:
-        return open_store(self.path, page_bytes=PAGE_BYTES, max_bytes=MAX_BYTES)
+        return open_store(
+            self.path, page_bytes=PAGE_BYTES, max_bytes=MAX_BYTES, eviction_policy=self.policy
+        )
 
     @rule(path=paths, start=st.integers(0, 13))
     def write_pages(self, path: list[bool], start: int) -> None:
@@ -115,9 +119,10 @@ class PageStoreMachine(RuleBasedStateMachine):
         self.stored.clear()
         self.orphans.clear()
 
-    @rule()
-    def open_again(self) -> None:
+    @rule(policy=st.sampled_from(POLICY_NAMES))
+    def open_again(self, policy: str) -> None:
         self.storage.close()
+        self.policy = policy
         self.storage = self._open()
 
     @rule()

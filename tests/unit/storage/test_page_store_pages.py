@@ -331,7 +331,7 @@ def test_the_directory_must_be_given(options: dict[str, object]) -> None:
 @pytest.mark.parametrize("option", ["Path", "max_size", "file_storage_path"])
 def test_an_unknown_option_is_named_and_so_are_the_known(tmp_path: Path, option: str) -> None:
     """C098."""
-    with pytest.raises(ConfigError, match=f"no option '{option}'.*direct_io, fsync, max_bytes"):
+    with pytest.raises(ConfigError, match=f"no option '{option}'.*direct_io, eviction_policy"):
         PageStore(
             HiCacheStorageConfig(
                 namespace=namespace(),

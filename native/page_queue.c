@@ -1,0 +1,211 @@
+#define _GNU_SOURCE
+#include "page_queue.h"
+
+#include <errno.h>
+#include <linux/aio_abi.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* -- a thread's queue ----------------------------------------------------------------------- */
+
+typedef struct {
+    struct iocb control;
+    struct iovec vectors[MAX_VECTORS];
+    size_t wanted;
+    int64_t moved; /* an error number below zero */
+    bool under_way;
+} Request;
+
+/* The kernel takes some ten milliseconds to give a queue up, so a thread keeps its own. */
+typedef struct {
+    aio_context_t context; /* 0: none */
+    pid_t pid;             /* a forked process does not have its parent's */
+    Request requests[MAX_REQUESTS];
+} Queue;
+
+static pthread_key_t key_of_queue;
+
+static void give_up(Queue *queue)
+{
+    if (queue->context && queue->pid == getpid())
+        syscall(SYS_io_destroy, queue->context);
+    queue->context = 0;
+}
+
+/* Called as a thread ends. */
+static void free_queue(void *queue)
+{
+    give_up(queue);
+    free(queue);
+}
+
+bool prepare_queues(void)
+{
+    return pthread_key_create(&key_of_queue, free_queue) == 0;
+}
+
+/* Return the queue of this thread, NULL if there is none to be had. */
+static Queue *own_queue(void)
+{
+    Queue *queue = pthread_getspecific(key_of_queue);
+    if (!queue) {
+        queue = calloc(1, sizeof *queue);
+        if (!queue || pthread_setspecific(key_of_queue, queue)) {
+            free(queue);
+            return NULL;
+        }
+    }
+    if (queue->context && queue->pid == getpid())
+        return queue;
+    queue->context = 0;
+    queue->pid = getpid();
+    return syscall(SYS_io_setup, MAX_REQUESTS, &queue->context) ? NULL : queue;
+}
+
+/* -- requests ------------------------------------------------------------------------------- */
+
+/* A move that goes on: where the next request begins, and which those under way are. */
+typedef struct {
+    Queue *queue;
+    Stream *stream;
+    Cursor ahead; /* of the next request; the stream's own is where checksums are computed */
+    Place *place;
+    Place *places_end;
+    size_t chunk_bytes;
+    size_t num_requests;
+    size_t next;   /* number of the next request, */
+    size_t oldest; /* and of the oldest one that was not looked at */
+    bool writes;
+} Move;
+
+static Request *request_of(const Move *move, size_t number)
+{
+    return &move->queue->requests[number % MAX_REQUESTS];
+}
+
+/* Submit the next request; an error number. */
+static int submit(Move *move, const Place *place)
+{
+    Request *request = request_of(move, move->next);
+    Cursor ahead = move->ahead;
+    size_t most = place->num_bytes < move->chunk_bytes ? place->num_bytes : move->chunk_bytes;
+    int count = gather(move->stream, &ahead, most, request->vectors, &request->wanted);
+    request->control = (struct iocb){
+        .aio_data = (uintptr_t)request,
+        .aio_lio_opcode = move->writes ? IOCB_CMD_PWRITEV : IOCB_CMD_PREADV,
+        .aio_fildes = (uint32_t)place->fd,
+        .aio_buf = (uintptr_t)request->vectors,
+        .aio_nbytes = (uint64_t)count,
+        .aio_offset = place->offset,
+    };
+    struct iocb *control = &request->control;
+    request->under_way = true;
+    if (syscall(SYS_io_submit, move->queue->context, 1, &control) != 1) {
+        request->under_way = false;
+        return errno;
+    }
+    move->ahead = ahead;
+    move->next++;
+    return 0;
+}
+
+/* Submit what there is to submit, and as much as may be under way; an error number. */
+static int submit_more(Move *move)
+{
+    while (move->next - move->oldest < move->num_requests) {
+        while (move->place < move->places_end && !move->place->num_bytes)
+            move->place++;
+        if (move->place == move->places_end || move->ahead.segment == move->stream->num_segments)
+            return 0;
+        int error = submit(move, move->place);
+        /* The kernel may have no room for more at present. */
+        if (error)
+            return error == EAGAIN && move->next > move->oldest ? 0 : error;
+        size_t wanted = request_of(move, move->next - 1)->wanted;
+        move->place->offset += (off_t)wanted;
+        move->place->num_bytes -= wanted;
+    }
+    return 0;
+}
+
+/* Wait until a request is done; an error number if nobody can tell, and then none is under way. */
+static int wait_for(const Move *move, const Request *request)
+{
+    struct io_event events[MAX_REQUESTS];
+    while (request->under_way) {
+        long count = syscall(SYS_io_getevents, move->queue->context, 1, MAX_REQUESTS, events, NULL);
+        if (count < 0 && errno != EINTR) {
+            int error = errno;
+            give_up(move->queue);
+            return error;
+        }
+        for (long event = 0; event < count; event++) {
+            Request *done = (Request *)(uintptr_t)events[event].data;
+            done->moved = events[event].res;
+            done->under_way = false;
+        }
+    }
+    return 0;
+}
+
+/* Wait for the oldest request and forget it; an error number. `num_moved` are its bytes. */
+static int finish_oldest(Move *move, size_t *num_moved, bool *complete)
+{
+    const Request *request = request_of(move, move->oldest);
+    int error = wait_for(move, request);
+    if (error) {
+        move->oldest = move->next;
+        return error;
+    }
+    move->oldest++;
+    if (request->moved < 0)
+        return (int)-request->moved;
+    *num_moved = (size_t)request->moved;
+    *complete = *num_moved == request->wanted;
+    return *complete || !move->writes ? 0 : EIO;
+}
+
+/* Move all; leaves requests under way after an error, and at the end of a file. */
+static int run(Move *move)
+{
+    size_t num_moved = 0;
+    for (bool complete = true;;) {
+        int error = complete ? submit_more(move) : 0;
+        /* The checksum of a request is computed while others are under way. */
+        if (!error && !pass_over(move->stream, num_moved))
+            error = ENOMEM;
+        if (error || !complete || move->oldest == move->next)
+            return error;
+        error = finish_oldest(move, &num_moved, &complete);
+        if (error)
+            return error;
+    }
+}
+
+int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes,
+                size_t num_requests, bool writes)
+{
+    Queue *queue = own_queue();
+    if (!queue)
+        return move_stream(stream, places, num_places, chunk_bytes * num_requests, writes);
+    Move move = {
+        .queue = queue,
+        .stream = stream,
+        .ahead = stream->cursor,
+        .place = places,
+        .places_end = places + num_places,
+        .chunk_bytes = chunk_bytes,
+        .num_requests = num_requests,
+        .writes = writes,
+    };
+    int error = run(&move);
+    while (move.oldest < move.next) {
+        size_t num_moved;
+        bool complete;
+        finish_oldest(&move, &num_moved, &complete);
+    }
+    return error;
+}
