@@ -81,7 +81,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="where L3 is, as file:DIRECTORY; it is kept (default: a temporary directory)",
     )
     demo.add_argument("--write-policy", choices=_values(WritePolicy), default="write_through")
-    demo.add_argument("--prefetch-policy", choices=_values(PrefetchPolicy), default="wait_complete")
+    demo.add_argument("--prefetch-policy", choices=_values(PrefetchPolicy), default="adaptive")
     demo.add_argument(
         "--eviction-policy",
         default="adaptive",

@@ -231,6 +231,14 @@ class HiCacheConfig(Section):
             "slru, or module.path:ClassName"
         ),
     )
+    pinned_share: float = field(
+        default=0.5,
+        metadata=about(
+            "how much may be pinned at a time; pins beyond are refused",
+            unit="part of the device pool",
+            at_least=0,
+        ),
+    )
     write_watermark: float = field(
         default=0.1,
         metadata=about(
@@ -280,10 +288,9 @@ class HiCacheConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.write_watermark > 1:
-            raise ConfigError(
-                f"write_watermark is a part of the device pool, 0 to 1, not {self.write_watermark}"
-            )
+        for name in ("pinned_share", "write_watermark"):
+            if (share := getattr(self, name)) > 1:
+                raise ConfigError(f"{name} is a part of the device pool, 0 to 1, not {share}")
         copyable = _COPYABLE_LAYOUTS[self.io_backend]
         if self.host.layout not in copyable:
             raise ConfigError(

@@ -77,7 +77,7 @@ class DemoArguments:
     dtype: str = "float32"
     storage: str | None = None
     write_policy: str = "adaptive"
-    prefetch_policy: str = "wait_complete"
+    prefetch_policy: str = "adaptive"
     eviction_policy: str = "adaptive"
     layout: str | None = None
     page_size: int = 16

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hicache.clock import Clock
     from hicache.engine.demo_options import DemoOptions
     from hicache.engine.request import Request
+    from hicache.engine.tokenizer import Tokenizer
     from hicache.hiradix_cache import HiRadixCache
 
 __all__ = ["ConversationRounds", "RoundReport"]
@@ -74,11 +75,13 @@ class ConversationRounds:
 
     Attributes:
         cache: of the engine.
+        tokenizer: of the model.
     """
 
     def __init__(self, options: DemoOptions, *, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._parts = DemoParts(options)
+        self.tokenizer: Tokenizer = self._parts.tokenizer
         self._engine = self._parts.create_engine(with_cache=True)
         self._history: dict[int, list[int]] = {}
         self._num_rounds = 0

@@ -73,6 +73,8 @@ class Request:
         extra_key, cache_salt: see `RadixKey`.
         cacheable: whether the cache may keep what is computed for it; what the cache has already,
             it uses all the same.
+        priority: larger is more important: under the eviction policy `priority` its pages stay
+            longer. The order in which requests run does not depend on it.
 
     Attributes:
         output_ids: tokens generated so far.
@@ -96,6 +98,7 @@ class Request:
         extra_key: str | None = None,
         cache_salt: str | None = None,
         cacheable: bool = True,
+        priority: int = 0,
     ) -> None:
         self.request_id = request_id
         self.prompt_key = RadixKey(prompt_ids, extra_key=extra_key, cache_salt=cache_salt)
@@ -103,6 +106,7 @@ class Request:
         self.max_new_tokens = max_new_tokens
         self.stop_ids = frozenset(stop_ids)
         self.cacheable = cacheable
+        self.priority = priority
         self.output_ids: list[int] = []
         self.choices: list[TokenChoice] = []
         self.finish_reason: FinishReason | None = None

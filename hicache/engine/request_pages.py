@@ -70,7 +70,13 @@ class RequestPages:
         if cache is None or not request.cacheable:
             return
         key = request.computed_key()
-        result = cache.insert(key, request.pages, request_id=request.request_id, chunked=chunked)
+        result = cache.insert(
+            key,
+            request.pages,
+            request_id=request.request_id,
+            chunked=chunked,
+            priority=request.priority,
+        )
         first, present = request.num_tree_pages, result.already_present_pages
         if present > first:
             self._allocator.free(request.pages[first:present])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hicache.clock import MonotonicClock
-from hicache.errors import RanksDivergedError
+from hicache.hiradix_cache.closing import close_cache
 from hicache.hiradix_cache.flushing import flush_to_storage
 from hicache.hiradix_cache.followed_tree import FollowedTree
+from hicache.hiradix_cache.inserting import Inserter
 from hicache.hiradix_cache.parts import CacheParts
+from hicache.hiradix_cache.pins import Pins
 from hicache.hiradix_cache.prompt_tokens import PromptTokens
 from hicache.hiradix_cache.publishing import Publisher
 from hicache.hiradix_cache.results import PrefixMatch
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
     from hicache.clock import Clock
     from hicache.config import HiCacheConfig, StorageConfig
     from hicache.controller import HiCacheController, StoragePolicies, StorageStatus
-    from hicache.hiradix_cache.results import EvictOutcome, LoadBack
+    from hicache.hiradix_cache.results import EvictOutcome, LoadBack, PinnedPrefix
     from hicache.pools import Allocator
     from hicache.radix import EvictionPolicy, InsertResult, RadixKey, RadixNode
     from hicache.types import IntArray, RequestId
 
 __all__ = ["HiRadixCache"]
-
-_STEPS_TO_END = 3
-"""A prefetch that is answered needs a step each to begin, to be closed and to be released."""
 
 
 class HiRadixCache:
@@ -76,13 +74,12 @@ class HiRadixCache:
         self.counters: Counter[str] = Counter()
         self.prompt_tokens = PromptTokens()
         self._slot_table = SlotTable(controller.num_device_page_ids, self.config.page_size)
-        parts = CacheParts.create(self.tree, controller, self.counters)
-        self._returns, self._persister = parts.returns, parts.persister
-        self._writer, self._loader = parts.writer, parts.loader
-        self._prefetcher = parts.prefetcher
-        self._store_calls = StoreCalls(parts)
+        self._parts = parts = CacheParts.create(self.tree, controller, self.counters)
+        self._writer, self._loader, self._prefetcher = parts.writer, parts.loader, parts.prefetcher
         self._publisher = Publisher(parts, clock=clock or MonotonicClock())
-        self._counted_pages: dict[RequestId, int] = {}
+        self._store_calls = StoreCalls(parts, self._publisher)
+        self._pins = Pins(parts)
+        self._inserter = Inserter(parts, pins=self._pins, publisher=self._publisher)
         self._owner = threading.get_ident()
 
     @property
@@ -121,7 +118,13 @@ class HiRadixCache:
         return PrefixMatch(self.tree.split_at(found), self._slot_table)
 
     def insert(
-        self, key: RadixKey, device_pages: IntArray, *, request_id: RequestId, chunked: bool
+        self,
+        key: RadixKey,
+        device_pages: IntArray,
+        *,
+        request_id: RequestId,
+        chunked: bool,
+        priority: int = 0,
     ) -> InsertResult:
         """Give the tree a request's device pages for the full pages of `key`.
 
@@ -133,22 +136,33 @@ class HiRadixCache:
             device_pages: its page table, at least one page per full page of `key`.
             request_id: counts at most once per node, however many chunks.
             chunked: whether the request goes on.
+            priority: larger stays longer under the policy `priority`; a run has its users' largest.
         """
         self._check_thread()
-        counted = self._counted_pages.pop(request_id, 0)
-        result = self.tree.insert(key, device_pages, count_from_page=counted)
-        if self._publisher.is_off:
-            nodes = self.tree.path(result.node)
-            self._returns.adopted(
-                [one.device_pages for one in nodes if one.device_pages is not None]
-            )
-        if chunked:
-            self._counted_pages[request_id] = max(counted, result.end_page)
-        else:
-            # Whoever did not ask for it before its end does not want it.
-            self._prefetcher.pop_loaded_tokens(request_id)
-        self._writer.after_insert(result, request_id)
-        return result
+        return self._inserter.insert(key, device_pages, request_id, priority, chunked=chunked)
+
+    def pin_prefix(self, key: RadixKey, *, seconds: float) -> PinnedPrefix:
+        """Let the full pages of `key` stay in memory for a while, now or when they are inserted.
+
+        They are written to the host and go last from device and host, but do go when nothing else
+        is left. Storage is not told. Pinning the same again may lengthen the time.
+
+        Raises:
+            CapacityError: `pinned_share` of the device pool, or 1024 prefixes, are pinned.
+            ConfigError: there is no full page, or the time is not one to wait for.
+        """
+        self._check_thread()
+        return self._pins.pin(key, seconds=seconds)
+
+    def unpin_prefix(self, pin_id: str) -> bool:
+        """End a pin, see `PinnedPrefix`; False when there is none."""
+        self._check_thread()
+        return self._pins.unpin(pin_id)
+
+    def pinned_prefixes(self) -> tuple[PinnedPrefix, ...]:
+        """Return what is pinned; no use of it, and changes nothing."""
+        self._check_thread()
+        return self._pins.listed()
 
     def inc_lock_ref(self, node: RadixNode) -> None:
         """Protect the device pages of `node` and its ancestors for a request."""
@@ -199,8 +213,7 @@ class HiRadixCache:
     def evict(self, num_pages: int) -> EvictOutcome:
         """Free device pages, least recently used leaves first; never waits.
 
-        Pages that are written first, as some policies have it, become free when that has ended: a
-        caller with too few asks again next step.
+        Pages that are written first are free when that has ended: who has too few asks again.
         """
         self._check_thread()
         return self._writer.evict(num_pages)
@@ -280,7 +293,7 @@ class HiRadixCache:
 
     def release_aborted_request(self, request_id: RequestId) -> None:
         """Forget a request that will not be inserted any more; its prefetch ends."""
-        self._counted_pages.pop(request_id, None)
+        self._inserter.forget(request_id)
         self.controller.reservations.abandon(request_id)
         self._prefetcher.abort(request_id)
 
@@ -295,20 +308,17 @@ class HiRadixCache:
     ) -> None:
         """See `HiCacheController.attach_storage_backend`; a store that is new is filled anew."""
         self._check_thread()
-        with self._publisher.noticing():
-            self._store_calls.attach(storage, policies)
+        self._store_calls.attach(storage, policies)
 
     def detach_storage_backend(self, timeout_seconds: float = 10.0) -> None:
         """See `HiCacheController.detach_storage_backend`."""
         self._check_thread()
-        with self._publisher.noticing():
-            self.controller.detach_storage_backend(timeout_seconds)
+        self._store_calls.detach(timeout_seconds)
 
     def clear_storage_backend(self) -> int:
         """See `HiCacheController.clear_storage_backend`; forgets what storage held."""
         self._check_thread()
-        with self._publisher.noticing():
-            return self._store_calls.clear()
+        return self._store_calls.clear()
 
     # -- progress and life cycle -------------------------------------------------------------
 
@@ -324,8 +334,10 @@ class HiRadixCache:
         """
         self._check_thread()
         self._publisher.publish()
+        if self._pins:
+            self._pins.step()
         self._writer.step()
-        self._persister.step()
+        self._parts.persister.step()
 
     @property
     def num_in_flight(self) -> int:
@@ -343,7 +355,7 @@ class HiRadixCache:
         return self.tree.protected_size
 
     def reset(self) -> None:
-        """Forget everything in L1 and L2, and take new work at once; L3 keeps what it has.
+        """Forget all of L1 and L2, and take new work at once; L3 keeps what it has, and pins stay.
 
         Pages that copies in flight still use stay owned by them until they end.
 
@@ -351,11 +363,10 @@ class HiRadixCache:
             HiCacheError: requests hold locks; finish or abort them first.
         """
         self._check_thread()
-        self._returns.take_reset(self.tree.reset())
-        self._counted_pages.clear()
-        self._writer.reset()
-        self._persister.forget()
-        self._prefetcher.reset()
+        self._parts.returns.take_reset(self.tree.reset())
+        self._parts.persister.forget()
+        for part in (self._inserter, self._pins, self._writer, self._prefetcher):
+            part.reset()
         self.controller.reset()
         self._publisher.drop_queued()
 
@@ -370,7 +381,7 @@ class HiRadixCache:
         take as many. Returns the pages that storage still lacks, at most; 0 without a store.
         """
         self._check_thread()
-        with self._persister.storing_all():
+        with self._parts.persister.storing_all():
             return flush_to_storage(self, self._writer.write_unstored, self._sleep, timeout_seconds)
 
     def close(self, timeout_seconds: float = 10.0) -> bool:
@@ -379,22 +390,11 @@ class HiRadixCache:
         What was not written yet is lost; see `flush`. Returns False when a call still runs: the
         memory that it uses stays mapped, and a later `close` looks again.
         """
-        self._publisher.drop_queued()
-        stopped = self.controller.close(timeout_seconds)
-        num_idle_steps = 0
-        while self.num_in_flight and num_idle_steps < _STEPS_TO_END:
-            before = self.num_in_flight
-            with suppress(RanksDivergedError):
-                self._publisher.publish()
-            num_idle_steps = 0 if self.num_in_flight < before else num_idle_steps + 1
-        if stopped:
-            self._returns.end()
-        self.controller.closed()
-        return stopped
+        return close_cache(self._parts, self._publisher, timeout_seconds)
 
     def held_pages(self) -> tuple[list[IntArray], list[IntArray]]:
         """Return device and host pages that outlive a reset for copies in flight, for checks."""
-        return self._returns.held_pages()
+        return self._parts.returns.held_pages()
 
     def _check_thread(self) -> None:
         assert threading.get_ident() == self._owner, "HiRadixCache belongs to one thread"

@@ -47,6 +47,7 @@ class _Call(IntEnum):
     COMMIT_PERSIST = auto()
     COMMIT_PREFETCH = auto()
     VICTIM = auto()
+    PIN = auto()
 
 
 class FollowedTree(RadixTree):
@@ -102,6 +103,16 @@ class FollowedTree(RadixTree):
         """See `RadixTree.unlock`."""
         super().unlock(node)
         self._follow(_Call.UNLOCK, node.id, node.lock_ref)
+
+    def pin(self, node: RadixNode, until: float) -> None:
+        """See `RadixTree.pin`."""
+        super().pin(node, until)
+        self._follow(_Call.PIN, node.id, round(until * 10**6))
+
+    def unpin(self, node: RadixNode) -> None:
+        """See `RadixTree.unpin`."""
+        super().unpin(node)
+        self._follow(_Call.PIN, node.id, _NONE)
 
     def evict(
         self,

@@ -101,18 +101,19 @@ class Prefetcher:
         """See `HiRadixCache.check_prefetch_progress`."""
         refused = self._refused.get(request_id)
         if refused is not None and not self.begin(request_id, refused):
-            if self._policy in (PrefetchPolicy.BEST_EFFORT, PrefetchPolicy.ADAPTIVE):
+            waits = self._ends_by_time or self._policy is PrefetchPolicy.WAIT_COMPLETE
+            if not waits:
                 self._refused.pop(request_id, None)
             # Still no room: those that hold it end by their deadlines.
             return request_id not in self._refused
         operation = self._by_request.get(request_id)
         if operation is None:
             return True
+        self._costs.note_wanted(operation)
         if self._policy is PrefetchPolicy.BEST_EFFORT:
             self._terminate(operation)
-        elif self._policy is PrefetchPolicy.ADAPTIVE:
+        elif self._policy is PrefetchPolicy.ADAPTIVE and not self._ends_by_time:
             self._end_unless_worth_it(operation)
-        operation.wanted = True
         return False
 
     def reach(self, request_id: RequestId) -> int:
@@ -155,7 +156,7 @@ class Prefetcher:
     def advance(self, finished: Finished, *, now: float) -> None:
         """Take what ended: answers of queries, reads to be closed, memory to be released.
 
-        Under `timeout`, also end the prefetches whose time is over; `now` is in seconds, and the
+        Also end the prefetches whose time is over, where that counts; `now` is in seconds, and the
         same on every rank.
         """
         for operation, num_arrived in finished.arriving:
@@ -169,12 +170,24 @@ class Prefetcher:
         for operation in finished.released:
             assert operation.host_pages is not None
             self._controller.host_allocator.free(operation.host_pages)
-        if self._policy is PrefetchPolicy.TIMEOUT:
+        if self._ends_by_time:
             self._end_late(now)
 
     @property
     def _policy(self) -> PrefetchPolicy:
         return self._controller.config.prefetch_policy
+
+    @property
+    def _ends_by_time(self) -> bool:
+        """Whether the time that has gone by ends prefetches, not what the rest would take.
+
+        Under `adaptive`, as long as nobody knows what computing takes: after a restart the first
+        request would else compute all that storage has.
+        """
+        policy = self._policy
+        return policy is PrefetchPolicy.TIMEOUT or (
+            policy is PrefetchPolicy.ADAPTIVE and not self._costs.knows_computing
+        )
 
     @property
     def _config(self) -> PrefetchConfig:

@@ -45,11 +45,19 @@ class ReadCosts:
                 operation.num_worth_reading = num_hits
         return min(num_hits, operation.num_worth_reading)
 
-    def is_worth_waiting(self, operation: PrefetchOperation) -> bool:
-        """Whether a request that could run waits on for its prefetch, by what both would take."""
+    @property
+    def knows_computing(self) -> bool:
+        """Whether every rank has measured what computing takes."""
+        return self._controller.costs.speeds.compute is not None
+
+    def note_wanted(self, operation: PrefetchOperation) -> None:
+        """Note, the first time, that the request of a prefetch could run: from now on it waits."""
         if not operation.wanted:
             operation.wanted, operation.wanted_at = True, self._controller.now
             operation.num_arrived_then = operation.num_arrived
+
+    def is_worth_waiting(self, operation: PrefetchOperation) -> bool:
+        """Whether a request that could run waits on for its prefetch, by what both would take."""
         if self._controller.costs.is_worth_waiting(self._wait(operation)):
             return True
         if operation.host_pages is not None or operation.is_probe is not None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hicache.radix import MatchResult, RadixNode
     from hicache.types import IntArray
 
-__all__ = ["EvictOutcome", "LoadBack", "LoadStatus", "PrefixMatch"]
+__all__ = ["EvictOutcome", "LoadBack", "LoadStatus", "PinnedPrefix", "PrefixMatch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,3 +94,23 @@ class EvictOutcome(NamedTuple):
 
     num_freed: int
     num_pending: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PinnedPrefix:
+    """A prefix that is pinned, as it is now.
+
+    Attributes:
+        pin_id: names the pin; the hash of its last page in hexadecimal digits, the same on every
+            rank and after a restart.
+        num_tokens: that are pinned, in whole pages.
+        device_tokens: of these, those that the device has.
+        held_tokens: of these, those that the device or the host has.
+        seconds_left: until the pin ends.
+    """
+
+    pin_id: str
+    num_tokens: int
+    device_tokens: int
+    held_tokens: int
+    seconds_left: float

@@ -65,15 +65,19 @@ class PinningPolicy:
 
     def pop(self) -> RadixNode | None:
         """See `EvictionPolicy.pop`."""
+        node = self.pop_unpinned()
+        while node is None and self._heap:
+            node = self._pop_pinned()
+        return node
+
+    def pop_unpinned(self) -> RadixNode | None:
+        """Take the next node that no pin protects; None when there is none."""
         now = self._clock()
         while self._heap and self._heap[0][0] <= now:
             released = self._pop_pinned()
             if released is not None:
                 self._policy.add(released)
-        node = self._policy.pop()
-        while node is None and self._heap:
-            node = self._pop_pinned()
-        return node
+        return self._policy.pop()
 
     def _pop_pinned(self) -> RadixNode | None:
         """Take the first entry; None when it is of a node that left or was pinned anew."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hicache.errors import OwnershipError
 from hicache.radix.node import Queue
+from hicache.radix.pinning_policy import PinningPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,12 @@ class Residency:
     def queues(self) -> tuple[EvictionPolicy, ...]:
         """The eviction queues."""
         return self.device, self.duplicates, self.soles
+
+    def pin_by(self, clock: Callable[[], float]) -> None:
+        """Let pins protect nodes in every queue from now on; see `PinningPolicy` for the clock."""
+        self.device, self.duplicates, self.soles = (
+            _with_pins(queue, clock) for queue in self.queues
+        )
 
     def gain_device(self, node: RadixNode, pages: IntArray) -> None:
         """Publish `pages` as the device pages of `node`, which has none."""
@@ -176,6 +183,15 @@ class Residency:
         elif node.queued & Queue.SOLE:
             self.soles.touch(node)
 
+    def requeue(self, node: RadixNode) -> None:
+        """Give `node` its place in its queues anew, as its pin has changed."""
+        for bit, queue in zip(
+            (Queue.DEVICE, Queue.DUPLICATE, Queue.SOLE), self.queues, strict=True
+        ):
+            if node.queued & bit:
+                queue.discard(node)
+                queue.add(node)
+
     def refresh(self, node: RadixNode) -> None:
         """Bring the queues in line with the state of `node`."""
         wanted = self.wanted_queues(node)
@@ -194,13 +210,17 @@ class Residency:
                 else:
                     queue.discard(node)
 
-    def pop(self, bit: int) -> RadixNode | None:
+    def pop(self, bit: int, *, spare_pinned: bool = False) -> RadixNode | None:
         """Take the next victim out of the queue named by a bit of `Queue`; None when it is empty.
 
-        The caller changes the state of the node so that it does not belong into the queue.
+        The caller changes the state of the node so that it does not belong into the queue. With
+        `spare_pinned`, None also when all that is left is pinned.
         """
-        queues = {Queue.DEVICE: self.device, Queue.DUPLICATE: self.duplicates}
-        node = queues.get(bit, self.soles).pop()
+        queue = {Queue.DEVICE: self.device, Queue.DUPLICATE: self.duplicates}.get(bit, self.soles)
+        if spare_pinned and isinstance(queue, PinningPolicy):
+            node = queue.pop_unpinned()
+        else:
+            node = queue.pop()
         if node is not None:
             node.queued &= ~bit
         return node
@@ -222,3 +242,7 @@ class Residency:
             elif not node.lock_ref:
                 queues |= Queue.SOLE
         return queues
+
+
+def _with_pins(queue: EvictionPolicy, clock: Callable[[], float]) -> EvictionPolicy:
+    return PinningPolicy(lambda: queue, clock=clock)

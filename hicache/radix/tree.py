@@ -11,6 +11,9 @@ from hicache.radix.records import CopyKind, EvictResult, HeldPages, ResetResult,
 from hicache.radix.write_rule import Admission, Duplicates
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hicache.radix.key import RadixKey
     from hicache.radix.node import RadixNode
     from hicache.radix.records import Ticket
     from hicache.types import IntArray
@@ -37,19 +40,62 @@ class RadixTree(CopyingTree):
         self.residency.unlock(node)
 
     def prioritize(self, node: RadixNode, priority: int) -> None:
-        """Give `node` and its ancestors at least this priority, for the policy `priority`."""
+        """Give `node` and its ancestors at least this priority, for the policy `priority`.
+
+        Those of them that the last insertion has made get exactly this one.
+        """
         for member in self.path(node):
-            member.priority = max(member.priority, priority)
+            before, is_new = member.priority, member.created == self._tick
+            member.priority = priority if is_new else max(before, priority)
+            if member.priority < before:
+                # A queue finds out by itself when what orders a node grows, but not this.
+                self.residency.requeue(member)
+
+    def pin_by(self, clock: Callable[[], float]) -> None:
+        """Let pins protect runs on the device and on the host, until the next `reset`.
+
+        Args:
+            clock: see `PinningPolicy`.
+        """
+        self.residency.pin_by(clock)
 
     def pin(self, node: RadixNode, until: float) -> None:
-        """Let `node` and its ancestors be evicted last until then, by the clock of the policy.
+        """Let `node` and its ancestors be evicted last until then, by the clock of `pin_by`.
 
         A pin does no more than that: pages that are needed are taken from pinned runs when nothing
-        else is left. Takes a `PinningPolicy`; a later pin may lengthen one but not shorten it.
+        else is left. Takes `pin_by`, or queues that are each a `PinningPolicy`; a later pin may
+        lengthen one but not shorten it.
         """
         for member in self.path(node):
             member.pinned_until = max(member.pinned_until, until)
-            self.residency.touch(member)
+            self.residency.requeue(member)
+
+    def unpin(self, node: RadixNode) -> None:
+        """End the pins of `node` and of its ancestors, for whomever they were."""
+        for member in self.path(node):
+            member.pinned_until = 0.0
+            self.residency.requeue(member)
+
+    def num_held_pages(self, key: RadixKey) -> tuple[int, int]:
+        """Return how many leading pages of `key` the device has, and the device or the host.
+
+        Counts whole runs, so it may miss a part of the last one. Unlike `match` it is no use of
+        them and changes nothing.
+        """
+        data, step, position = key.data, self._page_bytes, 0
+        node, num_device, num_held = self.root, 0, 0
+        page = key.namespace + data[:step]
+        while node.children is not None:
+            child = node.children.get(page)
+            if child is None or not data.startswith(child.key, position):
+                break
+            if child.device_pages is not None:
+                num_device = num_held = child.end
+            elif child.host_pages is not None:
+                num_held = child.end
+            node, position = child, position + len(child.key)
+            page = data[position : position + step]
+        return num_device, num_held
 
     def evict(
         self,
@@ -152,7 +198,12 @@ class RadixTree(CopyingTree):
             duplicates is Duplicates.IF_WANTED and not self._duplicates_are_too_many()
         ):
             order = (Queue.SOLE, Queue.DUPLICATE)
-        victims = (self._pop_victim(queue, num_pages) for queue in order)
+        # What is pinned in one queue goes after what is not pinned in the other.
+        victims = (
+            self._pop_victim(queue, num_pages, spare_pinned=spare_pinned)
+            for spare_pinned in (True, False)
+            for queue in order
+        )
         return next((node for node in victims if node is not None), None)
 
     def _duplicates_are_too_many(self) -> bool:
@@ -165,9 +216,11 @@ class RadixTree(CopyingTree):
             return True
         return self.history.admit(node, admission)
 
-    def _pop_victim(self, queue: int, num_pages: int) -> RadixNode | None:
+    def _pop_victim(
+        self, queue: int, num_pages: int, *, spare_pinned: bool = False
+    ) -> RadixNode | None:
         """Take the next victim out of a queue, cut to `num_pages` where runs are cut."""
-        node = self.residency.pop(queue)
+        node = self.residency.pop(queue, spare_pinned=spare_pinned)
         if node is not None and self._cut_victims and node.num_pages > num_pages:
             # The lower half keeps the identity; the upper one is queued when its child goes.
             self._split(node, node.num_pages - num_pages)

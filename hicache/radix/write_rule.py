@@ -74,13 +74,12 @@ _RULES: Final[Mapping[WritePolicy, WriteRule]] = {
 _STORED_IF_HOPEFUL: Final = WriteRule(None, True, Admission.HOPEFUL, Duplicates.IF_WANTED)
 """What is to be stored has to pass the host, worth its place there or not."""
 
-_STORED_SOON: Final = WriteRule(0, False, Admission.ALL, Duplicates.IF_WANTED)
-"""To write late what a store gets in any case saves nothing, and what it has need not be written
-again when the device evicts it after the host did."""
-
 
 def write_rule_for(policy: WritePolicy, storage: StorageAdmission | None) -> WriteRule:
     """Return the rule of a policy, given what is stored; `None` without a store."""
     if policy is not WritePolicy.ADAPTIVE or storage is None:
         return _RULES[policy]
-    return _STORED_SOON if storage is StorageAdmission.ALL else _STORED_IF_HOPEFUL
+    if storage is StorageAdmission.ADAPTIVE:
+        return _STORED_IF_HOPEFUL
+    # To write late what a store gets in any case saves nothing, and more of it is lost meanwhile.
+    return _RULES[WritePolicy.WRITE_THROUGH]

@@ -90,7 +90,8 @@ class Timeline:
 
         Storage serves one request after another. Under `best_effort` the read ends when the engine
         is free, under `timeout` when the request has waited as long as it may, under `adaptive`
-        when the rest is computed sooner. Storage ends the block that it is at.
+        when the rest is computed sooner (before anything was computed, as under `timeout`). Storage
+        ends the block that it is at.
         """
         arrival = self._ready = request.arrival_seconds / self._model.speed
         self._recent.append((arrival, found.storage))
@@ -174,7 +175,10 @@ class Timeline:
         could_run = max(arrival, self._engine_free)
         if self._policy is PrefetchPolicy.WAIT_COMPLETE:
             return read.end
-        if self._policy is PrefetchPolicy.TIMEOUT:
+        is_unknown = self._costs.speeds.compute is None
+        if self._policy is PrefetchPolicy.TIMEOUT or (
+            self._policy is PrefetchPolicy.ADAPTIVE and is_unknown
+        ):
             allowed = model.timeout_per_ki_token_seconds * request.input_tokens / 1024
             return max(could_run, arrival + model.timeout_base_seconds + allowed)
         if self._policy is PrefetchPolicy.ADAPTIVE:

@@ -1,10 +1,10 @@
-"""A cache over HTTP: attach, status, detach and clear of the store; health and metrics.
+"""A cache over HTTP: attach, status, detach and clear of the store; pins; health and metrics.
 
 | module | holds |
 |---|---|
 | `mailbox` | what goes from the event loop to the scheduler's thread and back |
 | `admin` | what is done there |
-| `attach_request` | what a person asks for |
+| `attach_request`, `pin_request` | what a person asks for |
 | `access` | who may ask |
 | `masking` | what nobody gets to see |
 | `app`, `http_server` | the routes; uvicorn in a thread |

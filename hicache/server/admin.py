@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.controller import AttachmentState
@@ -12,13 +13,14 @@ from hicache.storage.circuit_breaker import CircuitState
 from hicache.storage.instrumented import HealthState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache.config import StorageConfig
     from hicache.controller import StorageStatus
-    from hicache.hiradix_cache import HiRadixCache
+    from hicache.hiradix_cache import HiRadixCache, PinnedPrefix
     from hicache.metrics import CacheSnapshot
     from hicache.server.attach_request import AttachRequest
+    from hicache.server.pin_request import PinRequest
 
 __all__ = ["CacheAdmin", "Done"]
 
@@ -50,12 +52,19 @@ class CacheAdmin:
         started_with: the store that the process was started with; a request that attaches one
             need only say what is to be different.
         busy: returns why the scheduler is not idle, as `2 request(s) run`, or an empty text.
+        encode: text to token ids, of the model that is served; None takes pins as token ids only.
     """
 
     def __init__(
-        self, cache: HiRadixCache, *, started_with: StorageConfig, busy: Callable[[], str]
+        self,
+        cache: HiRadixCache,
+        *,
+        started_with: StorageConfig,
+        busy: Callable[[], str],
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         self._cache = cache
+        self._encode = encode
         self._started_with = started_with
         self._busy = busy
 
@@ -112,6 +121,23 @@ class CacheAdmin:
             raise HiCacheError(self._mask(str(error))) from None
         return Done(f"removed {num_pages} page(s)", complete=True, status=self.status())
 
+    def pin(self, request: PinRequest) -> dict[str, object]:
+        """Pin a prefix, also while requests run; return it as `pins` does.
+
+        Raises:
+            HiCacheError: it cannot be pinned, or not besides what is pinned already.
+        """
+        key = request.key(self._encode)
+        return _pin_fields(self._cache.pin_prefix(key, seconds=request.ttl_seconds))
+
+    def unpin(self, pin_id: str) -> bool:
+        """End a pin; False when there is none."""
+        return self._cache.unpin_prefix(pin_id)
+
+    def pins(self) -> list[dict[str, object]]:
+        """Return what is pinned, as data for JSON; see `PinnedPrefix`."""
+        return [_pin_fields(pinned) for pinned in self._cache.pinned_prefixes()]
+
     def status(self) -> dict[str, object]:
         """Return how the store is, as data for JSON; fields that SGLang has are named as there."""
         status = self._cache.storage_status
@@ -131,6 +157,7 @@ class CacheAdmin:
             "last_error": None if error is None else self._mask(error),
             "num_in_flight": status.num_in_flight,
             "num_abandoned_calls": status.report.num_abandoned_calls,
+            "num_pins": len(self._cache.pinned_prefixes()),
             "reasons": [*([busy] if busy else []), *status.reasons],
         }
 
@@ -158,6 +185,10 @@ class CacheAdmin:
             raise HiCacheError(
                 f"cannot {verb} a storage backend while {busy}; try again afterwards"
             )
+
+
+def _pin_fields(pinned: PinnedPrefix) -> dict[str, object]:
+    return dataclasses.asdict(pinned)
 
 
 def _complaints(status: StorageStatus) -> list[str]:

@@ -15,6 +15,7 @@ from hicache.metrics.prometheus import exposition
 from hicache.server.access import require_admin
 from hicache.server.attach_request import AttachRequest
 from hicache.server.mailbox import CommandFailed, NoAnswer
+from hicache.server.pin_request import PinRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,11 @@ __all__ = ["create_app"]
 _AnswerT = TypeVar("_AnswerT")
 
 _STORAGE = "/hicache/storage-backend"
+_PINS = "/hicache/pins"
 _MAX_BODY_BYTES = 64 * 1024
+_MAX_PIN_BYTES = 1024 * 1024
+"""Of a body with the tokens of a long prefix."""
+
 _BODY_SECONDS = 10.0
 
 
@@ -43,12 +48,15 @@ def create_app(mailbox: Mailbox, admin: CacheAdmin, *, admin_key: AdminKey | Non
     | `GET /hicache/storage-backend` | status |
     | `DELETE /hicache/storage-backend` | detach; 202 when a call that hangs keeps it from its end |
     | `POST /hicache/storage-backend/clear` | remove this model's pages from the store |
+    | `POST /hicache/pins` | pin a prefix; the body is a `PinRequest` |
+    | `GET /hicache/pins` | what is pinned |
+    | `DELETE /hicache/pins/ID` | unpin; 404 when there is no such pin |
     | `GET /health` | 200 while requests are served, also without L3, and 503 otherwise |
     | `GET /metrics` | everything that is counted, for Prometheus |
 
     Answers are JSON but for the metrics. What is refused is a 400 with the reason, and nothing has
-    changed; no answer of the scheduler in time is a 503. The first four need the admin key, if
-    there is one. Nothing blocks the event loop.
+    changed; no answer of the scheduler in time is a 503. All but the last two need the admin key,
+    if there is one. Nothing blocks the event loop.
     """
     api = _Api(mailbox, admin, admin_key)
     return Starlette(
@@ -57,6 +65,9 @@ def create_app(mailbox: Mailbox, admin: CacheAdmin, *, admin_key: AdminKey | Non
             Route(_STORAGE, api.status, methods=["GET"]),
             Route(_STORAGE, api.detach, methods=["DELETE"]),
             Route(f"{_STORAGE}/clear", api.clear, methods=["POST"]),
+            Route(_PINS, api.pin, methods=["POST"]),
+            Route(_PINS, api.pins, methods=["GET"]),
+            Route(f"{_PINS}/{{pin_id}}", api.unpin, methods=["DELETE"]),
             Route("/health", api.health, methods=["GET"]),
             Route("/metrics", api.metrics, methods=["GET"]),
         ],
@@ -96,6 +107,22 @@ class _Api:
         require_admin(request, self._admin_key)
         return JSONResponse(await self._mailbox.ask(self._admin.status))
 
+    async def pin(self, request: Request) -> Response:
+        require_admin(request, self._admin_key)
+        wanted = PinRequest.from_json(await _read_body(request, max_bytes=_MAX_PIN_BYTES))
+        return JSONResponse(await self._mailbox.ask(lambda: self._admin.pin(wanted)))
+
+    async def pins(self, request: Request) -> Response:
+        require_admin(request, self._admin_key)
+        return JSONResponse({"pins": await self._mailbox.ask(self._admin.pins)})
+
+    async def unpin(self, request: Request) -> Response:
+        require_admin(request, self._admin_key)
+        pin_id = request.path_params["pin_id"]
+        if not await self._mailbox.ask(lambda: self._admin.unpin(pin_id)):
+            raise HTTPException(404, "there is no such pin; it may have ended")
+        return JSONResponse({"done": "unpinned"})
+
     async def health(self, _request: Request) -> Response:
         try:
             complaints = await self._mailbox.ask(self._admin.complaints)
@@ -113,15 +140,15 @@ class _Api:
         return JSONResponse({"done": done, **status}, status_code=200 if complete else 202)
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, *, max_bytes: int = _MAX_BODY_BYTES) -> bytes:
     """Return the body; refuse one that is too large, before it is read, or too slow."""
 
     async def read() -> bytes:
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                raise HTTPException(413, f"the body may have {_MAX_BODY_BYTES} bytes at most")
+            if len(body) > max_bytes:
+                raise HTTPException(413, f"the body may have {max_bytes} bytes at most")
         return bytes(body)
 
     try:

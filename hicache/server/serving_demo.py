@@ -81,7 +81,9 @@ def _serve(
     store = options.cache.storage
     assert store is not None
     mailbox = Mailbox()
-    admin = CacheAdmin(rounds.cache, started_with=store, busy=rounds.busy)
+    admin = CacheAdmin(
+        rounds.cache, started_with=store, busy=rounds.busy, encode=rounds.tokenizer.encode
+    )
     app = create_app(mailbox, admin, admin_key=key)
 
     def attend(seconds: float) -> None:
@@ -122,5 +124,6 @@ def _welcome(url: str, options: DemoOptions, serve: ServeArguments) -> str:
             f"  {curl} -X DELETE {storage}",
             f"""  {curl} -X PUT {storage} -d '{{"hicache_storage_backend": "file"}}'""",
             f"  {curl} -X POST {storage}/clear",
+            f"  {curl} {url}/hicache/pins",
         ]
     )

@@ -25,6 +25,7 @@ from hicache.testing.invariants import check_system
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -65,6 +66,7 @@ class HttpRig:
         started_with: StorageConfig = STARTED_WITH,
         deadline_seconds: float = GUARD_SECONDS,
         max_commands: int = 32,
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         geometry = MODEL.config.geometry(dtype="float32", page_size=PAGE)
         pool, allocator = make_pool(geometry, 32), PageAllocator(32)
@@ -84,7 +86,7 @@ class HttpRig:
         self.cache = cache
         self.engine = Engine(MODEL, pool, allocator, cache=CacheHandle(cache, counter))
         self.mailbox = Mailbox(max_commands=max_commands, deadline_seconds=deadline_seconds)
-        self.admin = CacheAdmin(cache, started_with=started_with, busy=self._busy)
+        self.admin = CacheAdmin(cache, started_with=started_with, busy=self._busy, encode=encode)
         app = create_app(self.mailbox, self.admin, admin_key=admin_key)
         self.server = HttpServer(app, host="127.0.0.1", port=0, admin_key=admin_key)
         self.gates: list[Gate] = []

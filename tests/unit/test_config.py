@@ -39,6 +39,7 @@ NOT_TEXT: list[object] = ["", None, 7]
 BAD_VALUES: dict[str, list[Any]] = {
     "page_size": [0, -64, *NOT_WHOLE],
     "write_policy": ["sometimes", "", None, 1, ["write_back"], IoBackend.DIRECT],
+    "pinned_share": [-0.1, 1.1, "much", None],
     "write_watermark": [-0.1, 1.1, "much", None],
     "write_by_layer": [0, 1, "true", None],
     "prefetch_policy": ["never", None, {}],
@@ -121,6 +122,7 @@ configs = st.builds(
     HiCacheConfig,
     page_size=positive,
     write_policy=st.sampled_from(WritePolicy),
+    pinned_share=st.floats(0, 1),
     write_watermark=st.floats(0, 1),
     write_by_layer=st.booleans(),
     prefetch_policy=st.sampled_from(PrefetchPolicy),

@@ -186,7 +186,13 @@ class Rig:
     # -- what a scheduler does ---------------------------------------------------------------
 
     def insert(
-        self, key: RadixKey, *, request_id: str = "r", chunked: bool = False, reuse: bool = True
+        self,
+        key: RadixKey,
+        *,
+        request_id: str = "r",
+        chunked: bool = False,
+        reuse: bool = True,
+        priority: int = 0,
     ) -> InsertResult:
         """Insert stamped pages as a request would; evicts when the device is full.
 
@@ -200,7 +206,9 @@ class Rig:
         self.cache.dec_lock_ref(found.last_device_node)
         write_stamps(self.pool, key, own, first_page=num_found)
         pages = np.concatenate([found.device_pages, own])
-        result = self.cache.insert(key, pages, request_id=request_id, chunked=chunked)
+        result = self.cache.insert(
+            key, pages, request_id=request_id, chunked=chunked, priority=priority
+        )
         self.device_pages.free(pages[num_found : result.already_present_pages])
         self.device_pages.free(pages[result.end_page :])
         return result

@@ -111,13 +111,69 @@ def test_time_counts_from_when_the_request_could_run() -> None:
         assert not ends(rig)
 
 
-def test_before_computation_was_measured_nobody_waits() -> None:
+UNTIL = PrefetchConfig(
+    threshold_tokens=PAGE, timeout_base_seconds=3.0, timeout_per_ki_token_seconds=0.0
+)
+
+
+def test_the_first_request_after_a_start_waits_for_what_storage_has() -> None:
+    """Nobody knows yet what computing would take."""
     gate = Gate()
     with Rig(
         config(), create_storage=faulty_storage(store_with(KEY), gates={Verb.GET: gate})
     ) as rig:
         begin_held(rig, gate)
+        assert not ends(rig)
+        gate.open()
+        rig.step_until(lambda: rig.cache.check_prefetch_progress("p"))
+        assert rig.cache.pop_prefetch_loaded_tokens("p") == len(KEY)
+
+
+@pytest.mark.parametrize("verb", [Verb.EXISTS, Verb.GET])
+def test_before_computation_was_measured_a_wait_ends_by_the_timeout(verb: Verb) -> None:
+    gate = Gate()
+    create = faulty_storage(store_with(KEY), gates={verb: gate})
+    with Rig(config(prefetch=UNTIL), create_storage=create) as rig:
+        begin_held(rig, gate)
+        rig.clock.advance(2.9)
+        rig.step()
+        assert not rig.cache.check_prefetch_progress("p")
+        rig.step()
+        assert not rig.cache.check_prefetch_progress("p")
+        rig.clock.advance(0.2)
+        rig.step(2)
+        assert rig.cache.check_prefetch_progress("p")
+        assert rig.cache.counters["prefetch_ended_by_cost"] == 0
+
+
+def test_once_computation_is_measured_a_wait_counts_from_when_the_request_could_run() -> None:
+    gate = Gate()
+    with Rig(
+        config(), create_storage=faulty_storage(store_with(KEY), gates={Verb.GET: gate})
+    ) as rig:
+        rig.clock.advance(1000.0)
+        rig.step()
+        begin_held(rig, gate)
+        assert not ends(rig)
+        measure(rig, read=None)
+        assert not ends(rig)
+        rig.clock.advance(6.1)
+        rig.step()
         assert ends(rig)
+
+
+def test_before_computation_was_measured_a_refused_request_waits_for_room_for_its_time() -> None:
+    gate = Gate()
+    budget = PrefetchConfig(threshold_tokens=PAGE, max_inflight_pages=1, timeout_base_seconds=3.0)
+    create = faulty_storage(store_with(KEY), gates={Verb.GET: gate})
+    with Rig(config(prefetch=budget), create_storage=create) as rig:
+        begin_held(rig, gate)
+        assert not rig.begin_prefetch(KEY, request_id="second")
+        assert not rig.cache.check_prefetch_progress("second")
+        rig.step()
+        rig.clock.advance(3.1)
+        rig.step()
+        assert rig.cache.check_prefetch_progress("second")
 
 
 def test_reads_of_others_are_waited_for_too() -> None:
@@ -223,4 +279,36 @@ def test_ranks_wait_and_end_alike_by_the_slowest_of_them(slow_rank: int) -> None
     ]
     expected = ([False, False, False, True], 2 * PAGE, 1)
     answers = run_both(script, *create, prefetch_policy=PrefetchPolicy.ADAPTIVE)
+    assert answers == [expected, expected]
+
+
+@pytest.mark.parametrize("measured_rank", [0, 1])
+def test_ranks_go_by_the_timeout_until_the_last_of_them_knows_what_computing_takes(
+    measured_rank: int,
+) -> None:
+    def script(rank: Rank) -> object:
+        rig, gate = rank.rig, gates[rank.number]
+        rig.gates.append(gate)
+        if rank.number == measured_rank:
+            rig.cache.note_prefill(PAGE, 0.01)
+        rank.step()
+        rig.begin_prefetch(KEY)
+        rank.step(20)
+        answers = []
+        # Computing takes .06 s, the timeout is 3 s, and the slowest clock counts.
+        for seconds in (1.0, 1.0, 1.1):
+            rig.clock.advance(seconds * (1 + rank.number))
+            rank.step(2)
+            answers.append(rig.cache.check_prefetch_progress("p"))
+        gate.open()
+        rank.settle()
+        return answers, rig.cache.counters["prefetch_ended_by_cost"]
+
+    gates = [Gate(), Gate()]
+    create = [
+        faulty_storage(store, gates={Verb.GET: gate})
+        for store, gate in zip(stores(KEY), gates, strict=True)
+    ]
+    expected = ([False, False, True], 0)
+    answers = run_both(script, *create, prefetch_policy=PrefetchPolicy.ADAPTIVE, prefetch=UNTIL)
     assert answers == [expected, expected]

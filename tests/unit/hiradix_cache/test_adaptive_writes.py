@@ -93,6 +93,17 @@ def test_with_a_store_that_takes_all_everything_that_is_evicted_gets_there() -> 
         assert rig.prefetch(KEY) == 4 * PAGE
 
 
+def test_with_a_store_that_takes_all_what_is_inserted_is_stored_before_anything_is_evicted() -> (
+    None
+):
+    with Rig(config_for(write_policy=ADAPTIVE, write_watermark=0, storage=injected())) as rig:
+        let_everything_be_hopeless(rig)
+        rig.insert(KEY)
+        rig.settle()
+        assert all(node.persisted for node in rig.cache.tree.nodes())
+        assert rig.hit(KEY) == (4, 0)
+
+
 def test_a_store_that_takes_some_gets_what_may_be_used_again_whatever_the_host_has() -> None:
     config = config_for(
         write_policy=ADAPTIVE, write_watermark=0, storage=injected(admission=TAKES_SOME)

@@ -26,6 +26,7 @@ def state(tree: RadixTree) -> list[tuple[object, ...]]:
         (
             (node.start, node.namespace, node.key, node.device_pages is None),
             (node.host_pages is None, node.lock_ref, node.host_lock_ref, node.persisted),
+            node.pinned_until,
         )
         for node in tree.nodes()
     )
@@ -40,15 +41,15 @@ class Driver:
         self.next_page = first_page
         self.locked: list[RadixNode] = []
         self.open: list[Ticket] = []
+        tree.pin_by(lambda: 2.0)
 
     def pages(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         self.next_page += count
         return np.arange(self.next_page - count, self.next_page)
 
     def step(self) -> None:
-        getattr(
-            self, self.rng.choice(["insert", "match", "lock", "unlock", "begin", "end", "evict"])
-        )()
+        calls = ["insert", "match", "lock", "unlock", "begin", "end", "evict", "pin", "unpin"]
+        getattr(self, self.rng.choice(calls))()
 
     def key(self) -> RadixKey:
         pages = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 5))]
@@ -60,6 +61,12 @@ class Driver:
 
     def match(self) -> RadixNode:
         return self.tree.split_at(self.tree.match(self.key())).last_host_node
+
+    def pin(self) -> None:
+        self.tree.pin(self.match(), float(self.rng.randrange(5)))
+
+    def unpin(self) -> None:
+        self.tree.unpin(self.match())
 
     def lock(self) -> None:
         node = self.match()
@@ -132,6 +139,8 @@ KEY, SAME_LENGTH = RadixKey(tokens(1, 2)), RadixKey(tokens(1, 3))
         lambda tree: tree.insert(SAME_LENGTH, np.arange(2)),
         lambda tree: tree.match(KEY),
         lambda tree: tree.lock(tree.root),
+        lambda tree: tree.pin(tree.root, 1.0),
+        lambda tree: tree.unpin(tree.root),
         lambda tree: tree.evict(1),
         lambda tree: tree.evict_host(1),
         lambda tree: tree.begin_prefetch(tree.root, 2),

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from policy_models import make_node
 
-from hicache.radix import LearningPolicy, PinningPolicy, RadixKey, RadixTree, create_policy
+from hicache.radix import (
+    LearningPolicy,
+    PinningPolicy,
+    RadixKey,
+    RadixTree,
+    check_tree,
+    create_policy,
+)
 
 
 def seconds(now: list[float]) -> float:
@@ -91,3 +98,57 @@ def test_priority_is_of_the_whole_path_and_survives_a_split() -> None:
         tree.insert(RadixKey([page]), np.array([page]))
     assert tree.evict(5).freed.tolist() == [3, 4, 5, 6, 7]
     assert tree.match(RadixKey([1, 2, 3])).num_device_pages == 3
+
+
+def test_a_priority_below_that_of_all_others_is_found_in_the_queue() -> None:
+    tree = RadixTree(1, create_policy=create_policy("priority"))
+    for page, priority in enumerate((0, 7, -7)):
+        tree.prioritize(tree.insert(RadixKey([page]), np.array([page])).node, priority)
+    assert tree.evict(3).freed.tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["lru", "adaptive", "slru", "lfu", "fifo", "priority"])
+def test_a_tree_can_begin_to_pin_at_any_time(name: str) -> None:
+    tree = RadixTree(1, create_policy=create_policy(name))
+    nodes = [tree.insert(RadixKey([page]), np.array([page])).node for page in range(9)]
+    tree.pin_by(lambda: 1.0)
+    tree.pin(nodes[4], until=2.0)
+    assert check_tree(tree) == []
+    freed = [tree.evict(1).freed.tolist() for _ in range(9)]
+    assert sorted(freed) == [[page] for page in range(9)]
+    assert freed[-1] == [4]
+
+
+def test_an_unpinned_run_has_its_old_place_again() -> None:
+    tree = RadixTree(1)
+    nodes = [tree.insert(RadixKey([page]), np.array([page])).node for page in range(6)]
+    tree.pin_by(lambda: 1.0)
+    for node in nodes:
+        tree.pin(node, until=2.0)
+    for node in (nodes[3], nodes[1], nodes[5], nodes[1]):
+        tree.unpin(node)
+    assert [tree.evict(1).freed.tolist() for _ in range(6)] == [[1], [3], [5], [0], [2], [4]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_held_are_those_that_a_look_up_finds_in_whole_runs(seed: int) -> None:
+    rng, pages = random.Random(seed), itertools.count()
+    tree = RadixTree(1)
+    for _ in range(60):
+        key = RadixKey([rng.randrange(2) for _ in range(rng.randrange(1, 6))])
+        result = tree.insert(key, np.array([next(pages) for _ in range(len(key))]))
+        ticket = tree.begin_write(result.node) if rng.randrange(2) else None
+        if ticket is not None:
+            copies = np.array([next(pages) for _ in range(ticket.num_pages)])
+            tree.commit_write(ticket, copies, ticket.num_pages)
+        tree.evict(rng.randrange(3))
+        key = RadixKey([rng.randrange(2) for _ in range(rng.randrange(1, 6))])
+        before = [(node.id, node.last_access) for node in tree.nodes()]
+        held = tree.num_held_pages(key)
+        assert [(node.id, node.last_access) for node in tree.nodes()] == before
+        found = tree.split_at(tree.match(key))
+        assert held <= (found.num_device_pages, found.num_device_pages + found.num_host_pages)
+        # Where the look-up has cut them, runs are whole.
+        found = tree.match(key)
+        total = found.num_device_pages + found.num_host_pages
+        assert tree.num_held_pages(key) == (found.num_device_pages, total)
