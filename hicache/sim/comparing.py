@@ -23,8 +23,8 @@ def differences(ranks: list[Rank]) -> list[str]:
 
     Everything that a later decision depends on: the trees with tiers, locks, counts of hits and the
     order of use, free pages that can be had, what is in flight, counters, whether there is a store,
-    and what the scheduler believes of its requests. Page ids, bytes, measured times and how far a
-    copy or a call has come are each rank's own.
+    and what the scheduler believes of its requests. Bytes, measured times and how far a copy or a
+    call has come are each rank's own, and so are page ids unless ranks share the pages.
     """
     first, *others = ranks
     expected = _view(first)
@@ -50,6 +50,7 @@ def _unequal(expected: _View, found: _View) -> list[tuple[str, object, object]]:
 def _view(rank: Rank) -> _View:
     cache, scheduler = rank.system.cache, rank.scheduler
     controller, counters = cache.controller, dict(cache.counters)
+    shares = rank.system.options.shares_pages
     state: AttachmentState | None = controller.storage_state
     if cache.ranks_lost:
         # Each closes its own store, when no call hangs there any more.
@@ -57,6 +58,7 @@ def _view(rank: Rank) -> _View:
         counters.pop("prefetch_store_detaching", None)
     return {
         "their trees": [_node_view(node) for node in cache.tree.nodes()],
+        "shared pages": [_pages_view(node) for node in cache.tree.nodes()] if shares else [],
         "free device pages": controller.device_allocator.num_available,
         "free host pages": controller.host_allocator.num_available,
         "what is in flight": controller.in_flight,
@@ -87,6 +89,12 @@ def _node_view(node: RadixNode) -> tuple[object, ...]:
         _pages(node.load_ticket),
         _pages(node.persist_ticket),
     )
+
+
+def _pages_view(node: RadixNode) -> list[list[int] | None]:
+    return [
+        None if pages is None else pages.tolist() for pages in (node.device_pages, node.host_pages)
+    ]
 
 
 def _pages(ticket: Ticket | None) -> tuple[int, int] | None:

@@ -87,6 +87,10 @@ class Fault(str, Enum):
     """Something is in flight, which the store cannot be changed under."""
     LOST = "lost"
     """A rank is killed."""
+    ELSEWHERE = "elsewhere"
+    """None of the pages is this rank's, where ranks share them."""
+    OWNERS = "owners"
+    """There is room, but not on the ranks that have to have the pages."""
 
 
 class Meeting(NamedTuple):
@@ -146,6 +150,8 @@ DECLARED_OF_RANKS: tuple[Meeting, ...] = (
     *DECLARED,
     *_meetings((*_COPIES, Operation.QUERY, Operation.PERSIST), _RUNNING, Fault.LOST),
     *_meetings((Operation.STEP,), _RUNNING, Fault.DELAY, Fault.NO_MEMORY),
+    *_meetings((*_COPIES, *_MOVES, *_RESERVED), _RUNNING, Fault.ELSEWHERE),
+    *_meetings(_COPIES, (State.START,), Fault.OWNERS),
 )
 """Likewise with more than one rank."""
 

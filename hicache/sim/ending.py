@@ -62,7 +62,7 @@ def empty(system: System, _scheduler: Scheduler) -> str:
     """
     controller = system.cache.controller
     allocators = (controller.device_allocator, controller.host_allocator)
-    num_pages = [system.options.num_device_pages, system.options.num_host_pages]
+    num_pages = [system.device_allocator.num_pages, system.host_allocator.num_pages]
     for _ in range(_MAX_ROUNDS):
         system.cache.evict(_MANY_PAGES)
         system.cache.evict_host(_MANY_PAGES)

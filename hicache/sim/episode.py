@@ -71,7 +71,7 @@ class Episode:
         self._seeks = seeks
         self._rng = random.Random(seed)
         self._coverage = coverage
-        self.options = SystemOptions.draw(self._rng)
+        self.options = SystemOptions.draw(self._rng, num_ranks=coverage.num_ranks)
         self._ranks = Ranks(
             self.options, num_ranks=coverage.num_ranks, coverage=coverage, habits=self._rng
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.pools import PageAllocator
+from hicache.pools import CpPageAllocator, PageAllocator
 from hicache.radix import CopyKind
 from hicache.sim.coverage import Fault, Operation, State
 from hicache.storage.memory import MemoryPages, StoredPage
@@ -14,14 +14,20 @@ from hicache.transfer import TorchTransferEngine
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hicache.pools import DevicePool, HostKVPool
+    from hicache.pools import CpLayout, DevicePool, HostKVPool
     from hicache.radix import RadixKey
     from hicache.sim.coverage import Coverage
     from hicache.sim.stamps import PoolBytes, Stamps
     from hicache.transfer import TransferPlan
     from hicache.types import IntArray, PageHash
 
-__all__ = ["BreakableEngine", "InjectedCopyError", "TightAllocator", "WatchedStore"]
+__all__ = [
+    "BreakableEngine",
+    "InjectedCopyError",
+    "SharedAllocator",
+    "TightAllocator",
+    "WatchedStore",
+]
 
 
 class InjectedCopyError(Exception):
@@ -111,43 +117,79 @@ class TightAllocator(PageAllocator):
         self._poison(pages)
 
 
+class SharedAllocator(CpPageAllocator):
+    """Likewise a free list of pages that ranks share.
+
+    Args:
+        layout: who has which page.
+        poison: see `TightAllocator`.
+        note_owners: called when pages are free, but not as many of each owner as are asked for.
+    """
+
+    def __init__(
+        self,
+        layout: CpLayout,
+        *,
+        poison: Callable[[IntArray], None],
+        note_owners: Callable[[], None],
+    ) -> None:
+        super().__init__(layout)
+        self._poison = poison
+        self._note_owners = note_owners
+        poison(self.free_pages())
+
+    def alloc_pages_with_owners(self, owners: IntArray) -> IntArray | None:
+        """See `KnowsOwners.alloc_pages_with_owners`."""
+        pages = super().alloc_pages_with_owners(owners)
+        if pages is None and len(owners) <= self.num_available:
+            self._note_owners()
+        return pages
+
+    def free(self, pages: IntArray) -> None:
+        """See `Allocator.free`."""
+        super().free(pages)
+        self._poison(pages)
+
+
 class WatchedStore(MemoryPages):
     """Stored pages of which some get lost or damaged, and no wrong one comes in unnoticed.
 
     Args:
         stamps: what the pages have to be.
-        reach_point: called whenever a call looks for a page.
 
     Attributes:
+        stamps: what was given.
+        reach_points: called whenever a call looks for a page; one for each rank that has the store.
         namespace_digest: of the backend that was opened last.
         violations: pages that were stored with other bytes than their own, one sentence each.
     """
 
-    def __init__(self, stamps: Stamps, reach_point: Callable[[], None]) -> None:
+    def __init__(self, stamps: Stamps) -> None:
         super().__init__()
         self.namespace_digest = b""
-        self._stamps = stamps
-        self._reach_point = reach_point
+        self.stamps = stamps
+        self.reach_points: list[Callable[[], None]] = []
         self.violations: list[str] = []
 
     def find(self, namespace_digest: bytes, key: PageHash) -> StoredPage | None:
         """See `MemoryPages.find`."""
-        self._reach_point()
+        for reach_point in self.reach_points:
+            reach_point()
         return super().find(namespace_digest, key)
 
     def put(
         self, namespace_digest: bytes, key: PageHash, page: StoredPage, *, max_bytes: int | None
     ) -> bool:
         """See `MemoryPages.put`."""
-        if page.payload != self._stamps.stored_bytes(key):
+        if page.payload != self.stamps.stored_bytes(key):
             self.violations.append(f"page {key.hex()[:8]} was stored with other bytes")
         return super().put(namespace_digest, key, page, max_bytes=max_bytes)
 
     def fill(self, key: RadixKey) -> None:
         """Store the pages of `key`, as another process might have done."""
-        self._stamps.rows(key)
-        for page_hash in self._stamps.hashes(key):
-            payload = self._stamps.stored_bytes(page_hash)
+        self.stamps.rows(key)
+        for page_hash in self.stamps.hashes(key):
+            payload = self.stamps.stored_bytes(page_hash)
             assert payload is not None
             page = StoredPage(payload, page_checksum([payload]))
             super().put(self.namespace_digest, page_hash, page, max_bytes=None)

@@ -52,7 +52,8 @@ def memory_actions(ranks: Ranks, choices: Choices) -> dict[str, Action]:
 
 def memory_faults(rank: Rank, choices: Choices) -> dict[str, Action]:
     """Return what happens to the pools of one rank, by name."""
-    allocators = (rank.system.device_allocator, rank.system.host_allocator)
+    # Pages that ranks share are free on all of them or on none.
+    allocators = rank.system.tight_allocators
 
     def withhold() -> str:
         allocator = choices.dice.choice(allocators)
@@ -68,7 +69,7 @@ def memory_faults(rank: Rank, choices: Choices) -> dict[str, Action]:
         return "all pages"
 
     return {
-        "withhold": Action(0.3, lambda: True, withhold),
+        "withhold": Action(0.3, lambda: allocators, withhold),
         "give_way": Action(
             2, lambda: any(allocator.num_withheld for allocator in allocators), give_way
         ),

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
         WriteJob,
     )
     from hicache.device import Event
+    from hicache.pools import CpLayout
     from hicache.sim.coverage import Coverage
     from hicache.sim.executor import SimulatedExecutor
     from hicache.sim.streams import NamedStreams
-    from hicache.types import OperationId
+    from hicache.types import IntArray, OperationId
 
 __all__ = ["WatchedMover"]
 
@@ -73,6 +74,7 @@ class WatchedMover:
         executor: what the storage work of `mover` runs on.
         layers: of the pools, each with the number of its pool.
         coverage: is told what results say.
+        host_layout: of host pages that ranks share.
 
     Attributes:
         violations: jobs that ended twice or never began, one sentence each.
@@ -90,12 +92,14 @@ class WatchedMover:
         executor: SimulatedExecutor,
         layers: Collection[tuple[int, int]],
         coverage: Coverage,
+        host_layout: CpLayout | None = None,
     ) -> None:
         self._mover = mover
         self._device = device
         self._executor = executor
         self._layers = layers
         self._coverage = coverage
+        self._host_layout = host_layout
         self._copies: dict[OperationId, _Copy] = {}
         self._calls: dict[OperationId, StorageCall] = {}
         self._unfinished: set[OperationId] = set()
@@ -130,6 +134,8 @@ class WatchedMover:
     def submit_write(self, job: WriteJob) -> None:
         """See `Mover.submit_write`."""
         self._mover.submit_write(job)
+        operation = Operation.RESERVED if job.by_layer else Operation.WRITE
+        self._note_owner(operation, job.host_pages)
         if not job.by_layer:
             self._watch(job.operation_id, Operation.WRITE)
             return
@@ -176,6 +182,7 @@ class WatchedMover:
         producer = self._mover.submit_load(job)
         if producer >= 0:
             self._watch(job.operation_id, Operation.LOAD)
+            self._note_owner(Operation.LOAD, job.host_pages)
             self.newest_load = job.operation_id
         return producer
 
@@ -186,6 +193,7 @@ class WatchedMover:
             self.newest_query = job.operation_id
         else:
             operation = Operation.PERSIST if isinstance(job, PersistJob) else Operation.PREFETCH
+            self._note_owner(operation, job.host_pages)
         if job.operation_id in self._calls:
             self.violations.append(f"a {operation.value} began before its query had ended")
         call = self._calls[job.operation_id] = StorageCall(operation, job)
@@ -225,6 +233,11 @@ class WatchedMover:
     def close(self, timeout_seconds: float) -> bool:
         """See `Mover.close`."""
         return self._mover.close(timeout_seconds)
+
+    def _note_owner(self, operation: Operation, pages: IntArray) -> None:
+        layout = self._host_layout
+        if layout is not None and len(pages) and not layout.owned_by_this_rank(pages).any():
+            self._coverage.note(operation, State.RUNNING, Fault.ELSEWHERE)
 
     def _watch(self, operation_id: OperationId, operation: Operation) -> None:
         copy = self._copies[operation_id] = _Copy(operation, self._device.create_event())

@@ -26,6 +26,8 @@ SIDE_GEOMETRIES: dict[str, PageGeometry] = {
 
 CALL_TIMEOUT_SECONDS = 1.0
 
+_SHARING_RATE = 0.3
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemOptions:
@@ -36,6 +38,8 @@ class SystemOptions:
         num_withheld: pages of the device and of the host that somebody else has at first.
         max_store_pages: bound of the store; None for no bound.
         max_abandoned: see `SimulatedExecutor`.
+        shares_pages: whether ranks are context parallel: each has a part of the pages, and all
+            reach one store. Then the numbers of pages are those of all ranks together.
     """
 
     write_policy: WritePolicy
@@ -60,9 +64,10 @@ class SystemOptions:
     num_withheld: tuple[int, int] = (0, 0)
     eviction_policy: str = "lru"
     storage_admission: StorageAdmission = StorageAdmission.ALL
+    shares_pages: bool = False
 
     @classmethod
-    def draw(cls, rng: random.Random) -> SystemOptions:
+    def draw(cls, rng: random.Random, *, num_ranks: int = 1) -> SystemOptions:
         """Return random options."""
         return cls(
             write_policy=rng.choice([*WritePolicy, *[WritePolicy.WRITE_THROUGH] * 3]),
@@ -87,6 +92,7 @@ class SystemOptions:
             eviction_policy=rng.choice(["adaptive", "lru"]),
             # Whatever is not stored, or not worth a read, meets no fault there.
             storage_admission=rng.choice([*StorageAdmission, *[StorageAdmission.ALL] * 3]),
+            shares_pages=num_ranks > 1 and rng.random() < _SHARING_RATE,
         )
 
     @property

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hicache.clock import ManualClock
 from hicache.errors import InvariantViolation
 from hicache.pools.agreed_allocator import AgreedAllocator
 from hicache.sim.coverage import Fault, Operation, State
+from hicache.sim.faults import WatchedStore
 from hicache.sim.prospects import Prospects
 from hicache.sim.rank_group import SimulatedRankGroup
 from hicache.sim.scheduler import Scheduler
+from hicache.sim.stamps import Stamps
 from hicache.sim.system import System
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ class Rank(NamedTuple):
 class Ranks:
     """Ranks with equal trees over different shards of the KV, each with a store of its own.
 
+    Or over different pages of it, with one store for all: see `SystemOptions.shares_pages`.
+
     Args:
         options: sizes and policies.
         num_ranks: how many.
@@ -66,10 +71,13 @@ class Ranks:
         self._coverage = coverage
         self._clocks = [_RankClock(0.0, 1.0)] if num_ranks == 1 else _clocks(num_ranks, habits)
         self.all: list[Rank] = []
+        self._shared_store: WatchedStore | None = None
+        if options.shares_pages:
+            self._shared_store = WatchedStore(Stamps(options.geometries, options.layout))
         built = self.group.run(
             {
                 member.rank: partial(
-                    self._build, member, _own_options(options, member.rank, habits), coverage
+                    self._build, member, _own_options(options, member, habits), coverage
                 )
                 for member in self.group.members
             }
@@ -139,7 +147,14 @@ class Ranks:
 
     def _build(self, member: RankMember, options: SystemOptions, coverage: Coverage) -> Rank:
         number = member.rank
-        system = System(options, coverage, ranks=member, shard=number, clock=self._clocks[number])
+        system = System(
+            options,
+            coverage,
+            ranks=member,
+            number=number,
+            clock=self._clocks[number],
+            store=self._shared_store,
+        )
         scheduler = Scheduler(system, coverage, everywhere=member.everywhere)
         return Rank(number, system, scheduler, Prospects(system, scheduler))
 
@@ -179,15 +194,27 @@ def _clocks(num_ranks: int, habits: random.Random) -> list[_RankClock]:
     ]
 
 
-def _own_options(options: SystemOptions, rank: int, habits: random.Random) -> SystemOptions:
+def _own_options(
+    options: SystemOptions, member: RankMember, habits: random.Random
+) -> SystemOptions:
     """Return the options of one rank: what is no decision of the scheduler may differ."""
-    if rank == 0:
+    if options.shares_pages:
+        options = dataclasses.replace(
+            options,
+            num_device_pages=ceil(options.num_device_pages / member.size),
+            num_host_pages=ceil(options.num_host_pages / member.size),
+        )
+    if member.rank == 0:
         return options
+    if not options.shares_pages:
+        options = dataclasses.replace(
+            options,
+            num_device_pages=options.num_device_pages + habits.choice([0, 0, 1, -1]),
+            num_host_pages=options.num_host_pages + habits.choice([0, 0, 1, -1]),
+            num_withheld=(habits.choice([0, 0, 1, 3]), habits.choice([0, 0, 1, 3])),
+        )
     return dataclasses.replace(
         options,
-        num_device_pages=options.num_device_pages + habits.choice([0, 0, 1, -1]),
-        num_host_pages=options.num_host_pages + habits.choice([0, 0, 1, -1]),
-        num_withheld=(habits.choice([0, 0, 1, 3]), habits.choice([0, 0, 1, 3])),
         max_abandoned=habits.choice([options.max_abandoned, 0, 8]),
         max_store_pages=habits.choice([options.max_store_pages, 6]),
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from hicache.layout import HostLayout, PageGeometry
+    from hicache.pools import CpLayout
     from hicache.radix import RadixKey
     from hicache.testing.stamped_kv import KVPages
     from hicache.types import IntArray, PageHash
@@ -129,10 +130,15 @@ class PoolBytes:
     Args:
         pools: in the memory of a CPU; a page id names a page in each.
         stamps: what can be there.
+        layout: of pages that ranks share. Page ids are logical then, and whatever is done with a
+            page that another rank has, does nothing here.
     """
 
-    def __init__(self, pools: Sequence[KVPages], stamps: Stamps) -> None:
+    def __init__(
+        self, pools: Sequence[KVPages], stamps: Stamps, *, layout: CpLayout | None = None
+    ) -> None:
         self._stamps = stamps
+        self._layout = layout
         self._views = [
             _View(number, part, layer, rows.numpy())
             for number, pool in enumerate(pools)
@@ -142,18 +148,26 @@ class PoolBytes:
 
     def put(self, pages: IntArray, rows: Sequence[int], *, layer: int | None = None) -> None:
         """Put the stamps of `rows` into `pages`, one each; with `layer`, only into that."""
-        stamps = [table[rows] for table in self._stamps.tables]
+        places, pages = self._here(pages)
+        stamps = self._stamps_of(rows, places)
         for pool, part, own_layer, view in self._views:
             if layer is None or layer == own_layer:
                 view[pages] = stamps[pool][:, part, own_layer]
 
     def poison(self, pages: IntArray) -> None:
         """Make what free pages hold unlike any stamp."""
+        _, pages = self._here(pages)
         for view in self._views:
             view.pages[pages] = _POISON
 
     def scribble(self, pages: IntArray, layer: int, *, pool: int = 0) -> None:
-        """Leave garbage in a layer of a pool, as a copy does that breaks off."""
+        """Leave garbage in a layer of a pool, as a copy does that breaks off.
+
+        Args:
+            pages: where they lie in the pool, as copies name them.
+            layer: of the pool.
+            pool: its number.
+        """
         for view in self._views:
             if (view.pool, view.layer) == (pool, layer):
                 view.pages[pages] = _SCRIBBLE
@@ -166,7 +180,8 @@ class PoolBytes:
             rows: one for each page.
             layer: the only one to look at.
         """
-        stamps = [table[rows] for table in self._stamps.tables]
+        places, pages = self._here(pages)
+        stamps = self._stamps_of(rows, places)
         wrong: set[int] = set()
         for pool, part, own_layer, view in self._views:
             if layer is not None and own_layer != layer:
@@ -174,7 +189,18 @@ class PoolBytes:
             differs = view[pages] != stamps[pool][:, part, own_layer]
             if differs.any():
                 wrong.update(np.flatnonzero(differs.reshape(len(pages), -1).any(1)).tolist())
-        return sorted(wrong)
+        return places[sorted(wrong)].tolist() if wrong else []
+
+    def _here(self, pages: IntArray) -> tuple[IntArray, IntArray]:
+        """Return which of `pages`, by place, this rank has, and where they lie."""
+        if self._layout is None:
+            return np.arange(len(pages)), pages
+        owned = self._layout.owned_by_this_rank(pages)
+        return np.flatnonzero(owned), self._layout.physical_pages(pages[owned])
+
+    def _stamps_of(self, rows: Sequence[int], places: IntArray) -> list[npt.NDArray[np.float32]]:
+        chosen = np.asarray(rows, dtype=np.int64)[places]
+        return [table[chosen] for table in self._stamps.tables]
 
 
 def _page_shape(geometry: PageGeometry) -> tuple[int, ...]:

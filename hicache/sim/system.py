@@ -13,13 +13,22 @@ from hicache.controller import HiCacheController, LocalMover, PoolPair, StorageT
 from hicache.errors import StorageError
 from hicache.hiradix_cache import HiRadixCache
 from hicache.layout import KVGeometry, RowGeometry
-from hicache.pools import DeviceKVPool, DeviceRowPool, PageAllocator, create_host_pool
+from hicache.pools import (
+    CpLayouts,
+    CpPageAllocator,
+    CpSharedKVLayout,
+    DeviceKVPool,
+    DeviceRowPool,
+    PageAllocator,
+    create_host_pool,
+)
 from hicache.pools.agreed_allocator import AgreedAllocator
 from hicache.ranks import SingleRank
+from hicache.sim.coverage import Fault, Operation, State
 from hicache.sim.executor import CallPlan, SimulatedExecutor
-from hicache.sim.faults import BreakableEngine, TightAllocator, WatchedStore
+from hicache.sim.faults import BreakableEngine, SharedAllocator, TightAllocator, WatchedStore
 from hicache.sim.movement import WatchedMover
-from hicache.sim.options import CALL_TIMEOUT_SECONDS
+from hicache.sim.options import CALL_TIMEOUT_SECONDS, GEOMETRY
 from hicache.sim.stamps import PoolBytes, Stamps
 from hicache.sim.streams import NamedStreams
 from hicache.storage import StorageBackendFactory
@@ -57,10 +66,13 @@ class System:
         options: sizes and policies.
         coverage: is told what happens.
         ranks: with whom outcomes are agreed; by default nobody.
-        shard: which part of the KV it has.
+        number: among those. Says which shard of the KV it has, or which of the pages, where ranks
+            share them.
         clock: its own.
+        store: that it has together with others; by default one of its own.
 
     Attributes:
+        tight_allocators: free lists from which pages can be withheld.
         pools: on the device: the model's KV, and what is kept beside it.
         stamps: what the bytes of each page have to be.
         device_bytes, host_bytes: what they are.
@@ -74,15 +86,21 @@ class System:
         coverage: Coverage,
         *,
         ranks: RankGroup | None = None,
-        shard: int = 0,
+        number: int = 0,
         clock: ManualClock | None = None,
+        store: WatchedStore | None = None,
     ) -> None:
+        ranks = ranks or SingleRank()
         self.options = options
         self.is_closed = self._is_built = False
         self.clock = clock or ManualClock()
         self.device = NamedStreams()
-        self.stamps = Stamps(options.geometries, options.layout, shard=shard)
+        self.store = store or WatchedStore(Stamps(options.geometries, options.layout, shard=number))
+        self.stamps = self.store.stamps
+        self._cp = _shared_pages(options, number, ranks.size) if options.shares_pages else None
+        self._host_layout = None if self._cp is None else self._cp.host
         self._build_pools(options)
+        self._build_allocators(options, coverage)
         self.breaking: set[CopyKind] = set()
         self.counter = LayerDoneCounter(
             self.device,
@@ -96,18 +114,18 @@ class System:
             call_timeout_seconds=_GIVEN_UP_SECONDS,
             coverage=coverage,
         )
-        self.store = WatchedStore(self.stamps, self.executor.reach_point)
+        self.store.reach_points.append(self.executor.reach_point)
         self.factory = _OneBackend(self.store, self.executor)
         self.mover = self._new_mover(coverage)
-        for number, pool in enumerate(self.pools):
+        for source, pool in enumerate(self.pools):
             pool.register_layer_transfer_counter(self.counter)
-            pool.register_layer_end_notifier(partial(self.mover.on_layer_end, source=number))
+            pool.register_layer_end_notifier(partial(self.mover.on_layer_end, source=source))
         controller = HiCacheController(
             options.config(),
             device_allocator=self.device_allocator,
             host_allocator=self.host_allocator,
             mover=self.mover,
-            ranks=ranks or SingleRank(),
+            ranks=ranks,
         )
         _poison_freed(controller.device_allocator, self.device_bytes.poison)
         _poison_freed(controller.host_allocator, self._poison_host)
@@ -155,7 +173,8 @@ class System:
     def let_go(self) -> None:
         """End every fault that lasts, and let every call that is under way return."""
         self.device.stalled.clear()
-        self.device_allocator.num_withheld = self.host_allocator.num_withheld = 0
+        for allocator in self.tight_allocators:
+            allocator.num_withheld = 0
         for call in list(self.executor.under_way):
             self.executor.resume(call)
 
@@ -197,13 +216,32 @@ class System:
             )
             for geometry in options.geometries
         ]
-        self.device_bytes = PoolBytes(self.pools, self.stamps)
-        self.host_bytes = PoolBytes(self.host_pools, self.stamps)
-        self.device_allocator = TightAllocator(
-            options.num_device_pages, poison=self.device_bytes.poison
-        )
-        self.host_allocator = TightAllocator(options.num_host_pages, poison=self._poison_host)
-        self.device_allocator.num_withheld, self.host_allocator.num_withheld = options.num_withheld
+        device_layout = None if self._cp is None else self._cp.device
+        self.device_bytes = PoolBytes(self.pools, self.stamps, layout=device_layout)
+        self.host_bytes = PoolBytes(self.host_pools, self.stamps, layout=self._host_layout)
+
+    def _build_allocators(self, options: SystemOptions, coverage: Coverage) -> None:
+        self.device_allocator: TightAllocator | SharedAllocator
+        self.host_allocator: TightAllocator | SharedAllocator
+        self.tight_allocators: list[TightAllocator] = []
+        if self._cp is not None:
+            self.device_allocator, self.host_allocator = (
+                SharedAllocator(
+                    layout,
+                    poison=poison,
+                    note_owners=partial(coverage.note, operation, State.START, Fault.OWNERS),
+                )
+                for layout, poison, operation in (
+                    (self._cp.device, self.device_bytes.poison, Operation.LOAD),
+                    (self._cp.host, self._poison_host, Operation.WRITE),
+                )
+            )
+            return
+        device = TightAllocator(options.num_device_pages, poison=self.device_bytes.poison)
+        host = TightAllocator(options.num_host_pages, poison=self._poison_host)
+        device.num_withheld, host.num_withheld = options.num_withheld
+        self.device_allocator, self.host_allocator = device, host
+        self.tight_allocators = [device, host]
 
     def _new_mover(self, coverage: Coverage) -> WatchedMover:
         pairs = [
@@ -233,8 +271,10 @@ class System:
                 factory=self.factory,
                 clock=self.clock,
                 create_executor=lambda _config, _clock: self.executor.open(),
+                cp_host_layout=self._host_layout,
             ),
             clock=self.clock,
+            cp=self._cp,
         )
         return WatchedMover(
             mover,
@@ -246,12 +286,27 @@ class System:
                 for layer in range(pair.engine.num_layers)
             ],
             coverage=coverage,
+            host_layout=self._host_layout,
         )
+
+
+def _shared_pages(options: SystemOptions, rank: int, num_ranks: int) -> CpLayouts:
+    """Return which of the pages of both tiers this rank has."""
+    device, host = (
+        CpSharedKVLayout(
+            cp_rank=rank,
+            cp_size=num_ranks,
+            num_physical_pages=num_pages,
+            page_size=GEOMETRY.page_size,
+        )
+        for num_pages in (options.num_device_pages, options.num_host_pages)
+    )
+    return CpLayouts(device, host)
 
 
 def _poison_freed(allocator: Allocator, poison: Callable[[IntArray], None]) -> None:
     """Poison pages that come back to a free list that the cache has put before its own."""
-    if isinstance(allocator, TightAllocator):
+    if not isinstance(allocator, AgreedAllocator):
         return
     free = allocator.free
 
@@ -265,7 +320,7 @@ def _poison_freed(allocator: Allocator, poison: Callable[[IntArray], None]) -> N
 def _free_pages(allocator: Allocator) -> IntArray:
     if isinstance(allocator, AgreedAllocator):
         return np.concatenate([allocator.free_pages(), _free_pages(allocator.inner)])
-    assert isinstance(allocator, PageAllocator)
+    assert isinstance(allocator, (PageAllocator, CpPageAllocator))
     return allocator.free_pages()
 
 

@@ -1,4 +1,4 @@
-"""Context-parallel ranks in threads, each a whole cache over its share of one device pool."""
+"""Context-parallel ranks, each a whole cache over its share of one device pool, in threads here."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hicache.radix import RadixKey
+    from hicache.ranks import TorchRankGroup
+    from hicache.storage import StorageBackendFactory
     from hicache.types import IntArray
 
 PAGE_SIZE = 4
@@ -60,10 +62,11 @@ class CpRank:
 
     def __init__(
         self,
-        group: RankInThread,
+        group: RankInThread | TorchRankGroup,
         *,
         num_pages: int,
         config: Mapping[str, object],
+        factory: StorageBackendFactory | None = None,
     ) -> None:
         self.layout = CpSharedKVLayout(
             cp_rank=group.rank,
@@ -102,6 +105,7 @@ class CpRank:
             ranks=group,
             placement=RankPlacement(cp_rank=group.rank, cp_size=group.size),
             cp_layout=self.layout,
+            factory=factory,
         )
 
     def compute(self, key: RadixKey, pages: IntArray, *, first_page: int = 0) -> None:

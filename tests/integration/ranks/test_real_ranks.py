@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from cp_ranks import PAGE_SIZE
 from rank_processes import PerRank, RankProcesses
 from system_driver import DEVICE_PAGES, HOST_PAGES
 
@@ -12,7 +13,9 @@ from hicache.controller import AttachmentState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from cp_scenarios import CpTrail
     from rank_scenarios import Trail
 
 NUM_RANKS = 4
@@ -25,7 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
         yield processes
 
 
-def require_equal(trails: Sequence[Trail]) -> None:
+def require_equal(trails: Sequence[Trail | CpTrail]) -> None:
     """Assert that the ranks have gone the same way, and met equally often."""
     first = trails[0]
     assert first.digests
@@ -91,6 +94,32 @@ def test_a_store_comes_and_goes_alike_on_all_ranks(ranks: RankProcesses) -> None
     expected: list[object] = ["refused", detached, "unequal", detached, attached]
     expected += ["hangs", AttachmentState.DETACHING, detached, attached, 0]
     assert answers == [expected] * NUM_RANKS
+
+
+@pytest.mark.parametrize(("seed", "size"), [(1, 2), (2, 2), (3, 2), (4, 4), (5, 4)])
+def test_ranks_that_share_pages_are_equal_after_every_step_whatever_goes_wrong(
+    ranks: RankProcesses, tmp_path: Path, seed: int, size: int
+) -> None:
+    """Then each finds its own bytes on the host, and after a restart in the store of all."""
+    trails: list[CpTrail] = ranks.run(
+        "cp_scenarios:random_calls", size=size, seed=seed, steps=100, store=str(tmp_path)
+    )
+    require_equal(trails)
+    assert [trail.answer for trail in trails] == [trails[0].answer] * size
+
+
+@pytest.mark.parametrize("size", [2, NUM_RANKS])
+def test_ranks_that_share_pages_store_each_its_own_and_restore_all(
+    ranks: RankProcesses, tmp_path: Path, size: int
+) -> None:
+    """Prompts of one page, in turn with each rank: the others own nothing of it."""
+    trails: list[CpTrail] = ranks.run(
+        "cp_scenarios:store_alike", size=size, store=str(tmp_path), num_prompts=8, num_pages=4
+    )
+    require_equal(trails)
+    assert [trail.num_stored for trail in trails] == [8 // size] * size
+    assert [trail.answer for trail in trails] == [8 * PAGE_SIZE] * size
+    assert [trail.seen for trail in trails] == [["not", "owned"]] * size
 
 
 def test_a_rank_that_is_silent_for_too_long_is_lost_to_all_in_the_same_step(

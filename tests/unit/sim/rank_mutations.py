@@ -1,12 +1,17 @@
-"""Bugs that let a rank decide by what only it knows, each by one change at run time."""
+"""Bugs of ranks, each by one change at run time.
+
+Most let a rank decide by what only it knows; the last ones forget whose pages are whose.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hicache.controller import LocalMover, StorageTier, controller
 from hicache.controller.agreed_numbers import AgreedNumbers
 from hicache.controller.agreement import WINDOW, OperationWindow
 from hicache.controller.storage_attachment import StorageAttachment
+from hicache.pools import CpLayouts
 from hicache.pools.agreed_allocator import AgreedAllocator
 
 if TYPE_CHECKING:
@@ -16,6 +21,10 @@ if TYPE_CHECKING:
 
     from hicache.controller.agreement import Finished
     from hicache.controller.rank_meeting import Call
+    from hicache.controller.records import LoadJob
+    from hicache.pools import Allocator
+    from hicache.storage import Page
+    from hicache.types import IntArray
 
 _WRITES, _LOADS, _PREFETCHES, _PERSISTS = (slice(at * WINDOW, (at + 1) * WINDOW) for at in range(4))
 
@@ -96,3 +105,42 @@ def believe_the_own_store_alone(patch: pytest.MonkeyPatch) -> None:
         return value
 
     patch.setattr(StorageAttachment, "_agreed", mutated)
+
+
+def copy_the_pages_of_the_first_rank(patch: pytest.MonkeyPatch) -> None:
+    def mutated(
+        layouts: CpLayouts, device_pages: IntArray, host_pages: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        num_ranks = layouts.device.cp_size
+        of_first = device_pages % num_ranks == 0
+        return device_pages[of_first] // num_ranks, host_pages[of_first] // num_ranks
+
+    patch.setattr(CpLayouts, "owned_pairs", mutated)
+
+
+def copy_to_whoever_has_room(patch: pytest.MonkeyPatch) -> None:
+    def mutated(allocator: Allocator, pages: IntArray, other: Allocator) -> IntArray | None:
+        return allocator.alloc(len(pages))
+
+    patch.setattr(controller, "alloc_like", mutated)
+
+
+def store_pages_whoever_has_them(patch: pytest.MonkeyPatch) -> None:
+    def mutated(tier: StorageTier, host_pages: IntArray) -> Sequence[Page | None]:
+        layout = tier._cp_host_layout
+        return tier._places_of(host_pages // (1 if layout is None else layout.cp_size))
+
+    patch.setattr(StorageTier, "_pages_of", mutated)
+
+
+def forget_a_copy_of_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A rank that has none of the pages begins nothing, and so never says that it has ended."""
+    submit_load = LocalMover.submit_load
+
+    def mutated(mover: LocalMover, job: LoadJob) -> int:
+        cp = mover._cp
+        if cp is None or len(cp.owned_pairs(job.device_pages, job.host_pages)[0]):
+            return submit_load(mover, job)
+        return -1
+
+    patch.setattr(LocalMover, "submit_load", mutated)
