@@ -172,7 +172,9 @@ class _Bench:
                     "page_size": _PAGE_SIZE,
                     "prefetch_policy": "wait_complete",
                     "host": {"ratio": float(sizes.num_turns)},
-                    "prefetch": {"threshold_tokens": _PAGE_SIZE},
+                    # What each tier takes is measured, whether computing is sooner or not.
+                    "load_cost_estimate": False,
+                    "prefetch": {"threshold_tokens": _PAGE_SIZE, "cost_estimate": False},
                     "storage": {
                         "backend": "file",
                         "extra_config": {"path": folder},

@@ -80,8 +80,12 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="URL",
         help="where L3 is, as file:DIRECTORY; it is kept (default: a temporary directory)",
     )
-    demo.add_argument("--write-policy", choices=_values(WritePolicy), default="write_through")
-    demo.add_argument("--prefetch-policy", choices=_values(PrefetchPolicy), default="adaptive")
+    demo.add_argument("--write-policy", choices=_values(WritePolicy), default="adaptive")
+    demo.add_argument(
+        "--prefetch-policy",
+        choices=_values(PrefetchPolicy),
+        help="by default adaptive, and wait_complete for the random model",
+    )
     demo.add_argument(
         "--eviction-policy",
         default="adaptive",

@@ -63,7 +63,8 @@ class DemoArguments:
         model: `smollm2`, or `random` for a tiny model that needs no download.
         dtype: element type of weights, activations and KV; answers are promised for `float32`.
         storage: where L3 is, as `file:DIRECTORY`; None takes a temporary directory.
-        write_policy, prefetch_policy, eviction_policy: of the cache.
+        write_policy, eviction_policy: of the cache.
+        prefetch_policy: likewise; None takes `adaptive`, and `wait_complete` for the tiny model.
         layout: of L2 and L3; None takes what the ranks need.
         page_size: tokens in a page.
         seed: decides files, questions and order.
@@ -77,7 +78,7 @@ class DemoArguments:
     dtype: str = "float32"
     storage: str | None = None
     write_policy: str = "adaptive"
-    prefetch_policy: str = "adaptive"
+    prefetch_policy: str | None = None
     eviction_policy: str = "adaptive"
     layout: str | None = None
     page_size: int = 16
@@ -186,11 +187,14 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
     directory = _storage_directory(arguments.storage) or default_storage
     revision = SMOLLM2_135M.sha256[:16] if arguments.model == "smollm2" else str(arguments.seed)
     layout, num_head_groups = _layout(arguments)
+    # The tiny model computes faster than anything can be moved, and is there to show the cache.
+    is_real = arguments.model != "random"
     cache = HiCacheConfig.from_mapping(
         {
             "page_size": arguments.page_size,
             "write_policy": arguments.write_policy,
-            "prefetch_policy": arguments.prefetch_policy,
+            "prefetch_policy": arguments.prefetch_policy
+            or ("adaptive" if is_real else "wait_complete"),
             "eviction_policy": arguments.eviction_policy,
             "host": {"layout": layout, "ratio": 1.15},
             "storage": {
@@ -200,8 +204,8 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
                 "weights_revision": revision,
                 "tp_lcm_size": num_head_groups,
             },
-            # The tiny model computes faster than a disk reads, and is there to show the cache.
-            "prefetch": {"threshold_tokens": 64, "cost_estimate": arguments.model != "random"},
+            "load_cost_estimate": is_real,
+            "prefetch": {"threshold_tokens": 64, "cost_estimate": is_real},
         }
     )
     return DemoOptions(
