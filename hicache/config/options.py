@@ -227,8 +227,8 @@ class HiCacheConfig(Section):
     eviction_policy: str = field(
         default="lru",
         metadata=about(
-            "which pages go first, from device and host: adaptive, fifo, lfu, lru, mru, priority, "
-            "slru, or module.path:ClassName"
+            "which pages go first, from device, host and page store: adaptive, fifo, lfu, lru, "
+            "mru, priority, slru, or module.path:ClassName"
         ),
     )
     pinned_share: float = field(
