@@ -22,10 +22,14 @@ KEY = RadixKey(tokens(1, 2, 3))
 
 
 def scan(rig: Rig, num_prompts: int, *, first: int = 100) -> None:
-    """Insert prompts of two pages that never come again."""
+    """Insert prompts of two pages that never come again.
+
+    Each comes to rest before the next one: what is still copied cannot be evicted, and pins yield
+    when nothing else can.
+    """
     for number in range(first, first + num_prompts):
         rig.insert(RadixKey(tokens(number, number + 1000)), request_id=f"scan {number}")
-        rig.step()
+        rig.settle()
 
 
 def resident(rig: Rig, key: RadixKey = KEY) -> int:
