@@ -211,7 +211,7 @@ class HiRadixCache:
         return self._writer.write_backup(node)
 
     def evict(self, num_pages: int) -> EvictOutcome:
-        """Free device pages, least recently used leaves first; never waits.
+        """Free device pages, leaves in the order of `eviction_policy`; never waits.
 
         Pages that are written first are free when that has ended: who has too few asks again.
         """

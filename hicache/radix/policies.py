@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Final
 
+from hicache.class_paths import find_class
 from hicache.errors import ConfigError
 from hicache.radix.adaptive_policy import AdaptivePolicy
 from hicache.radix.eviction import LruPolicy
@@ -42,26 +42,13 @@ def create_policy(name: str) -> Callable[[], EvictionPolicy]:
     Raises:
         ConfigError: there is no such policy.
     """
-    known = _POLICIES.get(name)
-    if known is not None:
-        return known
-    module_name, colon, class_name = name.partition(":")
-    if not (module_name and colon and class_name):
-        raise ConfigError(
-            f"there is no eviction policy {name!r}; give one of {', '.join(POLICY_NAMES)}, or "
-            "module.path:ClassName of your own"
-        )
-    try:
-        policy = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the eviction policy {name!r} cannot be imported: {error}") from error
+    policy: Callable[[], EvictionPolicy] = find_class(name, _POLICIES, what="eviction policy")
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
         raise ConfigError(
             f"{name!r} is no eviction policy: it has no {', '.join(missing)}; see EvictionPolicy"
         )
-    chosen: Callable[[], EvictionPolicy] = policy
-    return chosen
+    return policy
 
 
 _METHODS: Final = ("add", "discard", "touch", "pop", "__len__", "__iter__")

@@ -24,8 +24,9 @@ class Departed:
     """Uses of pages that were given up lately, for the case that they are stored again.
 
     They go on waiting for their next use in the history: without that, what was kept too short
-    would look as if it was never wanted again. It is a guess that is lost with the process, and
-    what a transaction has noted that is not committed is of no harm. Used within write
+    would look as if it was never wanted again. It is a guess that is lost with the process: those
+    of a killed one wait on until they are forgotten, like all that is old. What a transaction has
+    noted that is not committed is of no harm. Used within write
     transactions, which a process makes one at a time.
     """
 

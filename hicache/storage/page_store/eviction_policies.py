@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from hicache.class_paths import find_class
 from hicache.errors import ConfigError
 from hicache.storage.page_store.reuse_history import (
     NUM_AGES,
@@ -155,22 +155,10 @@ def create_policy(name: str) -> StoragePolicy:
     Raises:
         ConfigError: there is no such policy.
     """
-    known = _POLICIES.get(name)
-    if known is not None:
-        return known()
-    module_name, colon, class_name = name.partition(":")
-    if not (module_name and colon and class_name):
-        raise ConfigError(
-            f"a page store has no eviction policy {name!r}; give one of {', '.join(POLICY_NAMES)}, "
-            "or module.path:ClassName of your own"
-        )
-    try:
-        policy = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the eviction policy {name!r} cannot be imported: {error}") from error
+    policy = find_class(name, _POLICIES, what="eviction policy of page stores")
     if not (callable(getattr(policy, "stages", None)) and hasattr(policy, "notes_uses")):
         raise ConfigError(
-            f"{name!r} is no eviction policy of a page store: it lacks stages or notes_uses; see "
+            f"{name!r} is no eviction policy of page stores: it lacks stages or notes_uses; see "
             "hicache.storage.page_store.eviction_policies.StoragePolicy"
         )
     chosen: StoragePolicy = policy()

@@ -60,15 +60,8 @@ class NativeTransfer:
         Raises:
             OSError: from the kernel.
         """
-        return native_io.page_io.read_pages(
-            self._places(layout, first, num_pages, create=False),
-            pages,
-            start,
-            num_pages,
-            layout.gap_bytes,
-            self._chunk_bytes,
-            self._num_requests,
-        )
+        places = self._places(layout, first, num_pages, create=False)
+        return native_io.page_io.read_pages(places, pages, start, num_pages, *self._how(layout))
 
     def write(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int
@@ -81,15 +74,12 @@ class NativeTransfer:
         Raises:
             OSError: from the kernel; any part may have been written.
         """
-        return native_io.page_io.write_pages(
-            self._places(layout, first, num_pages, create=True),
-            pages,
-            start,
-            num_pages,
-            layout.gap_bytes,
-            self._chunk_bytes,
-            self._num_requests,
-        )
+        places = self._places(layout, first, num_pages, create=True)
+        return native_io.page_io.write_pages(places, pages, start, num_pages, *self._how(layout))
+
+    def _how(self, layout: PageLayout) -> tuple[int, int, int]:
+        """Return the bytes between pages, those of a request, and how many of them at once."""
+        return layout.gap_bytes, self._chunk_bytes, self._num_requests
 
     def _places(
         self, layout: PageLayout, first: int, num_pages: int, *, create: bool

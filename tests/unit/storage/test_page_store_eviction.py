@@ -311,7 +311,10 @@ def test_a_policy_of_ones_own_is_found_by_its_path(fast_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mru", "no eviction policy 'mru'; give one of adaptive, fifo, lfu, lru, slru"),
+        (
+            "mru",
+            "no eviction policy of page stores 'mru'; give one of adaptive, fifo, lfu, lru, slru",
+        ),
         ("nowhere:Policy", "cannot be imported"),
         ("hicache.clock:ManualClock", "lacks stages or notes_uses"),
     ],
