@@ -3,13 +3,15 @@
  * A page is a tuple of (address, length) pieces of host memory; pages of a call follow each other on
  * the disk, with `gap_bytes` between one and the next. Where they lie is a sequence of (descriptor,
  * offset, length) places, filled one after the other, `chunk_bytes` at a time; with direct I/O,
- * `num_requests` of those can be in the disk's queue at once. Checksums are XXH3-128 over the pieces
- * of each page, as `xxhash.xxh3_128_digest` gives them: the library of that package computes them.
+ * `num_requests` of those can be in the disk's queue at once. What is `mapped` is read out of the page
+ * cache without a system call. Checksums are XXH3-128 over the pieces of each page, as
+ * `xxhash.xxh3_128_digest` gives them: the library of that package computes them.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "page_mapping.h"
 #include "page_queue.h"
 #include "page_stream.h"
 
@@ -149,6 +151,7 @@ typedef struct {
     Py_ssize_t chunk_bytes;
     Py_ssize_t num_requests;
     bool writes;
+    int mapped;
 } Call;
 
 static bool check_call(const Call *call)
@@ -167,7 +170,9 @@ static int work(const Call *call, Stream *stream, Place *places, Py_ssize_t num_
     size_t chunk_bytes = (size_t)call->chunk_bytes, num_requests = (size_t)call->num_requests;
     int error;
     Py_BEGIN_ALLOW_THREADS
-    if (num_requests == 1) {
+    if (call->mapped) {
+        error = move_mapped(stream, places, num_places, chunk_bytes);
+    } else if (num_requests == 1) {
         error = move_stream(stream, places, num_places, chunk_bytes, call->writes);
     } else {
         error = move_queued(stream, places, num_places, chunk_bytes, num_requests, call->writes);
@@ -207,24 +212,24 @@ out:
     return digests;
 }
 
-static PyObject *move_pages(PyObject *arguments, bool writes)
+static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    Call call = {.writes = writes};
+    Call call = {.writes = false};
+    if (!PyArg_ParseTuple(arguments, "OOnnnnn|p", &call.places, &call.pages, &call.first,
+                          &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
+                          &call.num_requests, &call.mapped))
+        return NULL;
+    return process(&call);
+}
+
+static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Call call = {.writes = true};
     if (!PyArg_ParseTuple(arguments, "OOnnnnn", &call.places, &call.pages, &call.first,
                           &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
                           &call.num_requests))
         return NULL;
     return process(&call);
-}
-
-static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    return move_pages(arguments, false);
-}
-
-static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    return move_pages(arguments, true);
 }
 
 /* So many pages ahead of the one that is looked at, objects are fetched into the processor's cache:
@@ -285,8 +290,8 @@ static bool bind_to_xxhash(void)
 
 static PyMethodDef functions[] = {
     {"read_pages", read_pages, METH_VARARGS,
-     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
-     "\nReturn the checksums of the leading pages that were read as a whole."},
+     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests, "
+     "mapped=False) -> bytes\n\nReturn the checksums of the leading pages that were read as a whole."},
     {"write_pages", write_pages, METH_VARARGS,
      "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
      "\nReturn the checksums of the pages, all of which are written."},

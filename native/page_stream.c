@@ -59,37 +59,48 @@ bool bind_checksum(const char *library_path)
 char scrap[MAX_GAP_BYTES] __attribute__((aligned(MAX_GAP_BYTES)));
 const char zeros[MAX_GAP_BYTES] __attribute__((aligned(MAX_GAP_BYTES)));
 
-/* Add a part of a page, from the cursor on, to its checksum; false without memory. */
-static bool hash_part(Stream *stream, const Segment *segment, size_t num_bytes, bool ends_page)
+/* Add bytes at the cursor, which are part of a page, to its checksum; false without memory. */
+static bool hash_part(Stream *stream, const char *bytes, size_t num_bytes, bool ends_page)
 {
     char *out = stream->digests + stream->num_done * DIGEST_BYTES;
-    if (segment->begins_page && ends_page && !stream->cursor.offset) {
-        store_digest(out, xxh.digest_of(segment->base, num_bytes));
+    bool begins_page =
+        stream->segments[stream->cursor.segment].begins_page && !stream->cursor.offset;
+    if (begins_page && ends_page) {
+        store_digest(out, xxh.digest_of(bytes, num_bytes));
         return true;
     }
     if (!stream->state && !(stream->state = xxh.create_state()))
         return false;
-    if (segment->begins_page && !stream->cursor.offset)
+    if (begins_page)
         xxh.reset(stream->state);
-    xxh.update(stream->state, segment->base + stream->cursor.offset, num_bytes);
+    xxh.update(stream->state, bytes, num_bytes);
     if (ends_page)
         store_digest(out, xxh.digest(stream->state));
     return true;
 }
 
-bool pass_over(Stream *stream, size_t num_bytes)
+bool pass_part(Stream *stream, const char *bytes, size_t num_bytes)
 {
     Cursor *cursor = &stream->cursor;
+    const Segment *segment = &stream->segments[cursor->segment];
+    bool ends = cursor->offset + num_bytes == segment->num_bytes;
+    bool ends_page = ends && segment->ends_page;
+    if (!segment->is_gap && !hash_part(stream, bytes, num_bytes, ends_page))
+        return false;
+    stream->num_done += ends_page;
+    cursor->segment += ends;
+    cursor->offset = ends ? 0 : cursor->offset + num_bytes;
+    return true;
+}
+
+bool pass_over(Stream *stream, size_t num_bytes)
+{
     while (num_bytes) {
-        const Segment *segment = &stream->segments[cursor->segment];
-        size_t left = segment->num_bytes - cursor->offset;
+        const Segment *segment = &stream->segments[stream->cursor.segment];
+        size_t left = segment->num_bytes - stream->cursor.offset;
         size_t part = num_bytes < left ? num_bytes : left;
-        bool ends = part == left, ends_page = ends && segment->ends_page;
-        if (!segment->is_gap && !hash_part(stream, segment, part, ends_page))
+        if (!pass_part(stream, segment->base + stream->cursor.offset, part))
             return false;
-        stream->num_done += ends_page;
-        cursor->segment += ends;
-        cursor->offset = ends ? 0 : cursor->offset + part;
         num_bytes -= part;
     }
     return true;

@@ -54,8 +54,9 @@ bool bind_checksum(const char *library_path);
 
 /* Move a stream between memory and its places, one after the other, and compute its checksums.
  *
- * Goes on a chunk at a time, so that the checksum finds the bytes in the processor's cache. Returns
- * an error number: 0 also where a file ends, and then `num_done` says which pages were read.
+ * Goes on a chunk at a time, so that the checksum finds the bytes in the processor's cache. Places
+ * become what is left of them. Returns an error number: 0 also where a file ends, and then `num_done`
+ * says which pages were read.
  */
 int move_stream(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes,
                 bool writes);
@@ -69,6 +70,9 @@ int gather(const Stream *stream, Cursor *at, size_t most, struct iovec *vectors,
 
 /* Move the stream's cursor over bytes and add them to the checksums; false without memory. */
 bool pass_over(Stream *stream, size_t num_bytes);
+
+/* As `pass_over` for bytes of one segment, which lie, or lie once more, at `bytes`. */
+bool pass_part(Stream *stream, const char *bytes, size_t num_bytes);
 
 /* Free what a stream needed on its way. */
 void end_stream(Stream *stream);

@@ -12,6 +12,7 @@ def read_pages(
     gap_bytes: int,
     chunk_bytes: int,
     num_requests: int,
+    mapped: bool = False,
     /,
 ) -> bytes: ...
 def write_pages(

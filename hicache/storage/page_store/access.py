@@ -51,6 +51,7 @@ class StoreAccess:
         limits: Limits,
         eviction_policy: str,
         direct: bool,
+        mapped: bool,
         segment_bytes: int,
     ) -> None:
         """Open the store in an existing directory, or set it up there.
@@ -65,6 +66,7 @@ class StoreAccess:
         self._limits = limits
         self._eviction_policy = eviction_policy
         self._direct = direct
+        self._mapped = mapped
         self._segment_bytes = segment_bytes
         self._pid = os.getpid()
         self._device = os.stat(directory.path).st_dev
@@ -135,5 +137,5 @@ class StoreAccess:
         except BaseException:
             STORES.release(store)
             raise
-        transfer = PageTransfer(store.segments, direct=self._direct)
+        transfer = PageTransfer(store.segments, direct=self._direct, mapped=self._mapped)
         return Access(store, namespace_id, page_name(namespace_id), transfer)

@@ -36,12 +36,21 @@ class NativeTransfer:
     reports an error, it gives up, and `PageTransfer` finds out what is the matter.
     """
 
-    def __init__(self, fd_of: Callable[[int, bool], int], *, direct: bool = False) -> None:
-        """Use the descriptors of segments, given by number and whether to make a missing one."""
+    def __init__(
+        self, fd_of: Callable[[int, bool], int], *, direct: bool = False, mapped: bool = True
+    ) -> None:
+        """Use the descriptors of segments.
+
+        Args:
+            fd_of: returns one, by the number of a segment and whether to make a missing one.
+            direct: whether descriptors are for direct I/O.
+            mapped: whether what is in the page cache is read without a system call.
+        """
         self._fd_of = fd_of
         self._call_bytes = _DIRECT_CALL_BYTES if direct else _CALL_BYTES
         self._chunk_bytes = _DIRECT_CHUNK_BYTES if direct else _CHUNK_BYTES
         self._num_requests = _NUM_DIRECT_REQUESTS if direct else 1
+        self._mapped = mapped and not direct
 
     def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
         """Yield, for one call after the other, which page is its first and how many it moves."""
@@ -61,7 +70,9 @@ class NativeTransfer:
             OSError: from the kernel.
         """
         places = self._places(layout, first, num_pages, create=False)
-        return native_io.page_io.read_pages(places, pages, start, num_pages, *self._how(layout))
+        return native_io.page_io.read_pages(
+            places, pages, start, num_pages, *self._how(layout), self._mapped
+        )
 
     def write(
         self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int

@@ -20,6 +20,7 @@ _TYPES = {
     "min_free_bytes": int,
     "eviction_policy": str,
     "direct_io": bool,
+    "mapped_reads": bool,
     "fsync": bool,
 }
 _SMALLEST_BYTES = 1 << 19
@@ -34,7 +35,7 @@ class PageStoreOptions:
         max_bytes: None for no bound.
         min_free_bytes: None for the default of the file system.
         eviction_policy: name of the order of eviction; see `create_policy`.
-        direct_io, fsync: see `PageStore`.
+        direct_io, mapped_reads, fsync: see `PageStore`.
     """
 
     path: str
@@ -42,6 +43,7 @@ class PageStoreOptions:
     min_free_bytes: int | None = None
     eviction_policy: str = DEFAULT_POLICY
     direct_io: bool = False
+    mapped_reads: bool = True
     fsync: bool = False
 
     @classmethod

@@ -60,6 +60,9 @@ class PageStore(CheckedStorage):
     - `eviction_policy` (str, default what the cache evicts by, or `adaptive`): which pages go
       first, see `eviction_policies`. All instances of a process have the same.
     - `direct_io` (bool, default `False`): whether payloads bypass the page cache.
+    - `mapped_reads` (bool, default `True`): whether what is in the page cache is copied from there
+      without a system call, which is faster. A handler of SIGBUS is installed for it, which answers
+      for such copies alone.
     - `fsync` (bool, default `False`): whether a page outlives a power loss once it is `OK`. Without
       it the newest pages can be lost or torn; a torn page is a miss, by its checksum.
 
@@ -101,6 +104,7 @@ class PageStore(CheckedStorage):
                 limits=options.limits(directory.path),
                 eviction_policy=options.eviction_policy,
                 direct=options.direct_io,
+                mapped=options.mapped_reads,
                 segment_bytes=segment_bytes,
             )
         except _TROUBLE as error:

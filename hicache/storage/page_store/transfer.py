@@ -47,13 +47,14 @@ class PageTransfer:
         num_direct_refusals: how often the file system has refused direct I/O: once at most.
     """
 
-    def __init__(self, segments: Segments, *, direct: bool = False) -> None:
-        """Use opened segments."""
+    def __init__(self, segments: Segments, *, direct: bool = False, mapped: bool = True) -> None:
+        """Use opened segments; see `PageStore` for `direct_io` and `mapped_reads`."""
         self._segments = segments
         self._direct = direct
+        self._mapped = mapped
         self.native: NativeTransfer | None = None
         if native_io.HAS_NATIVE_IO:
-            self.native = NativeTransfer(self._fd, direct=direct)
+            self.native = NativeTransfer(self._fd, direct=direct, mapped=mapped)
         self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.
@@ -132,7 +133,7 @@ class PageTransfer:
             return False
         self._direct = False
         if self.native is not None:
-            self.native = NativeTransfer(self._fd)
+            self.native = NativeTransfer(self._fd, mapped=self._mapped)
         self.num_direct_refusals += 1
         _LOGGER.warning("the file system refuses direct I/O (%s); it is buffered", error)
         return True

@@ -88,6 +88,11 @@ def test_what_is_written_from_pages_is_read_into_others_with_the_checksums_of_bo
         sample.memory[:] = 0
         assert _page_io.read_pages(places, sample.pages, 0, num_pages, *arguments) == checksums
         assert sample.payloads() == payloads
+        sample.memory[:] = 0
+        assert (
+            _page_io.read_pages(places, sample.pages, 0, num_pages, *arguments, True) == checksums
+        )
+        assert sample.payloads() == payloads
         first = rng.randrange(num_pages)
         place = (fd, 5000, len(payloads[first]))
         found = _page_io.write_pages([place], sample.pages, first, 1, *arguments)
@@ -107,9 +112,9 @@ def test_at_the_end_of_a_file_the_pages_before_it_are_read(fd: int, seed: int) -
     whole = int(np.searchsorted(ends, left, side="right"))
     checksums = sample.checksums()
     arguments = ([(fd, 0, len(on_disk))], sample.pages, 0, len(payloads), sample.gap_bytes, 65_536)
-    for num_requests in (1, 4):
+    for how in ((1,), (4,), (1, True)):
         sample.memory[:] = 0
-        assert _page_io.read_pages(*arguments, num_requests) == checksums[: 16 * whole]
+        assert _page_io.read_pages(*arguments, *how) == checksums[: 16 * whole]
         assert sample.payloads()[:whole] == payloads[:whole]
 
 
@@ -123,6 +128,8 @@ def test_errors_of_the_kernel_are_raised(fd: int, tmp_path: Path, requests: int)
     os.close(read_only)
     with pytest.raises(OSError, match="Bad file descriptor"):
         _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100, requests)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100, requests, True)
     with pytest.raises(OSError, match="Invalid argument"):
         _page_io.write_pages([(fd, 0, 99)], [page], 0, 1, 0, 100, requests)
 
