@@ -239,7 +239,7 @@ class HicacheSide:
         address, _ = self._memory.regions[1]
         seconds = self._run(
             [
-                [partial(storage.batch_get, keys, pages) for keys, _, pages in calls]
+                [partial(storage.batch_get, *call) for call in calls]
                 for calls in self._calls(address, shares)
             ],
             "batch_get",

@@ -90,6 +90,7 @@ class PrefetchOperation:
     Attributes:
         anchor: node below which the pages go.
         hashes: of all pages asked for, in order.
+        parent_hash: what the first one is chained from.
         num_good: leading pages that have arrived and were verified; only ever grows.
         num_hits: pages that storage holds, once known.
         num_arrived: of these, those that every rank had in the last step.
@@ -109,6 +110,7 @@ class PrefetchOperation:
     anchor: RadixNode
     key: RadixKey
     hashes: tuple[PageHash, ...]
+    parent_hash: bytes
     host_pages: IntArray | None = None
     num_good: int = 0
     num_hits: int | None = None

@@ -88,9 +88,10 @@ class QueryJob(_Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PrefetchJob(_Job):
-    """Read pages from storage into host pages."""
+    """Read pages from storage into host pages; `parent_hash` as for `PersistJob`."""
 
     hashes: tuple[PageHash, ...]
+    parent_hash: bytes
     host_pages: IntArray
 
 

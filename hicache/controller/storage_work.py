@@ -172,6 +172,7 @@ class _PagesWork(StorageWork):
     def __init__(self, context: StorageContext, job: PrefetchJob | PersistJob) -> None:
         super().__init__(context)
         self._job = job
+        self._parents: Sequence[bytes] = (job.parent_hash, *job.hashes[:-1])
         self._num_good = 0
         # Of the batch under way, or of the one that is not reported yet.
         self._outcomes: OutcomeRuns = ()
@@ -239,14 +240,11 @@ class _PagesWork(StorageWork):
 class _PrefetchWork(_PagesWork):
     def _move(self, places: Sequence[int], pages: list[Page], deadline: float) -> object:
         hashes = [self._job.hashes[place] for place in places]
-        return self._context.backend.batch_get(hashes, pages, deadline=deadline)
+        parents = [self._parents[place] for place in places]
+        return self._context.backend.batch_get(hashes, parents, pages, deadline=deadline)
 
 
 class _PersistWork(_PagesWork):
-    def __init__(self, context: StorageContext, job: PersistJob) -> None:
-        super().__init__(context, job)
-        self._parents: Sequence[bytes] = (job.parent_hash, *job.hashes[:-1])
-
     def _move(self, places: Sequence[int], pages: list[Page], deadline: float) -> object:
         hashes = [self._job.hashes[place] for place in places]
         parents = [self._parents[place] for place in places]

@@ -73,10 +73,11 @@ class StoreQueue:
         anchor: RadixNode,
         ticket: Ticket,
         hashes: Sequence[PageHash],
+        parent_hash: bytes,
     ) -> PrefetchOperation:
         """Ask storage for pages below `anchor`; `start_prefetch` reads what it has."""
         operation = PrefetchOperation(
-            self._new_id(), request_id, ticket, anchor, key, tuple(hashes)
+            self._new_id(), request_id, ticket, anchor, key, tuple(hashes), parent_hash
         )
         self.prefetches[operation.operation_id] = operation
         self._mover.submit_storage(
@@ -97,6 +98,7 @@ class StoreQueue:
                 operation_id=operation.operation_id,
                 generation=self._generation,
                 hashes=operation.hashes[: len(host_pages)],
+                parent_hash=operation.parent_hash,
                 host_pages=host_pages,
             )
         )

@@ -94,6 +94,7 @@ class Prefetcher:
             anchor=anchor,
             ticket=ticket,
             hashes=hash_pages(key.data[first:], self._page_size, prior),
+            parent_hash=prior,
         )
         return True
 

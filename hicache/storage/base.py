@@ -177,7 +177,12 @@ class HiCacheStorage(ABC):
 
     @abstractmethod
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """Read pages of one prefix, in order, into `pages`.
 
@@ -186,6 +191,14 @@ class HiCacheStorage(ABC):
         first page that is not `OK`, because a prefix with a hole is of no use: those behind it
         are `SKIPPED`. A page that proves damaged is no longer stored, so that the next write of
         its key repairs it.
+
+        Args:
+            keys: hashes of the pages.
+            parent_keys: as in `batch_set`, for a backend that stores elsewhere what it reads; no
+                answer depends on them. The page before one need not be in the batch: ranks that
+                share the pages of a prefix read some each.
+            pages: where the bytes go.
+            deadline: see the class.
 
         Returns:
             One outcome per key.

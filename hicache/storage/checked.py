@@ -47,7 +47,11 @@ class CheckedStorage(HiCacheStorage):
 
     @abstractmethod
     def _read_pages(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        deadline: float,
     ) -> list[PageOutcome]:
         """Read pages, and return what became of each."""
 
@@ -72,13 +76,19 @@ class CheckedStorage(HiCacheStorage):
         return self._count_leading(keys)
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """See `HiCacheStorage.batch_get`."""
         self._check_open()
         _check_keys(keys)
+        _check_parent_keys(len(keys), parent_keys)
         self._check_pages(len(keys), pages)
-        outcomes = self._read_pages(keys, pages, deadline)
+        outcomes = self._read_pages(keys, parent_keys, pages, deadline)
         with self._stats_lock:
             _count(self._get_outcomes, outcomes)
         return outcomes

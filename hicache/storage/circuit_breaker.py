@@ -145,12 +145,17 @@ class CircuitBreakerStorage(StorageWrapper):
         )
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """See `HiCacheStorage.batch_get`."""
         return self._guard(
             StorageVerb.GET,
-            lambda: self._inner.batch_get(keys, pages, deadline=deadline),
+            lambda: self._inner.batch_get(keys, parent_keys, pages, deadline=deadline),
             failed=self._judge_pages(len(keys), deadline),
             refusal=lambda: read_failed(len(keys)),
         )

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from hicache.errors import ConfigError, HiCacheError
 from hicache.storage.answers import error_text
 from hicache.storage.base import HiCacheStorage
+from hicache.storage.checked import CheckedStorage
+from hicache.storage.pagewise import PagewiseStorage
 from hicache.storage.plugins import find_plugin, plugin_names
 from hicache.storage.tier_options import open_tiers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from hicache.storage.base import HiCacheStorageConfig
 
 __all__ = ["StorageBackendFactory"]
@@ -23,6 +27,9 @@ _DYNAMIC = "dynamic"
 _DYNAMIC_OPTIONS = ("backend_name", "module_path", "class_name")
 _OPTION_OF_SGLANG = "interface_v1"
 """Chooses there between two generations of an interface of which there is one here."""
+
+_BASES = (HiCacheStorage, CheckedStorage, PagewiseStorage)
+"""What a backend of somebody else may build on, each with methods that are left to it."""
 
 
 class _ClassPath(NamedTuple):
@@ -76,8 +83,8 @@ class StorageBackendFactory:
 
         Raises:
             ConfigError: the name is unknown or several plugins offer it, its module cannot be
-                imported, the class is not a complete `HiCacheStorage`, or the backend refuses the
-                config or cannot be opened.
+                imported, the class is not a complete `HiCacheStorage` or was written for another
+                version of it, or the backend refuses the config or cannot be opened.
         """
         if name == _TIERED:
             return open_tiers(config, self.create_backend)
@@ -155,4 +162,39 @@ def _load_class(name: str, class_path: _ClassPath) -> type[HiCacheStorage]:
         raise ConfigError(
             f"storage backend {name}: {module_path}.{class_name} does not implement {missing}"
         )
+    misfits = "; ".join(_misfits(backend_class))
+    if misfits:
+        raise ConfigError(
+            f"storage backend {name}: {module_path}.{class_name} is of another version of the "
+            f"contract; let {misfits}"
+        )
     return backend_class
+
+
+def _misfits(backend_class: type[HiCacheStorage]) -> Iterator[str]:
+    """Yield each method that cannot be called as hicache calls it, and how that is."""
+    for base in _BASES:
+        if base not in backend_class.__mro__:
+            continue
+        for name in sorted(base.__abstractmethods__ & vars(base).keys()):
+            declared = vars(base)[name]
+            if inspect.isfunction(declared) and not _takes(getattr(backend_class, name), declared):
+                _, *parameters = inspect.signature(declared).parameters.values()
+                bare = [one.replace(annotation=one.empty) for one in parameters]
+                yield f"{name} take {inspect.Signature(bare)}"
+
+
+def _takes(method: Callable[..., object], declared: Callable[..., object]) -> bool:
+    """Return whether a method can be called with arguments for all parameters of another."""
+    parameters = inspect.signature(declared).parameters.values()
+    by_name = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+    by_place = [None] * (len(parameters) - len(by_name))
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # It is compiled, and does not say.
+        return True
+    try:
+        signature.bind(*by_place, **by_name)
+    except TypeError:
+        return False
+    return True

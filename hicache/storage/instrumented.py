@@ -163,12 +163,17 @@ class InstrumentedStorage(StorageWrapper):
         )
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """See `HiCacheStorage.batch_get`."""
         return self._measure(
             StorageVerb.GET,
-            lambda: self._inner.batch_get(keys, pages, deadline=deadline),
+            lambda: self._inner.batch_get(keys, parent_keys, pages, deadline=deadline),
             lambda answer: count_outcomes(answer, len(keys)),
             page_bytes=_length(pages),
             judged=len(keys) > 0 and self._clock.now() < deadline,

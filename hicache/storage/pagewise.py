@@ -43,7 +43,11 @@ class PagewiseStorage(CheckedStorage):
         return len(keys)
 
     def _read_pages(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        deadline: float,
     ) -> list[PageOutcome]:
         outcomes: list[PageOutcome] = []
         rest = PageOutcome.SKIPPED

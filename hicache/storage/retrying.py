@@ -89,14 +89,20 @@ class RetryingStorage(StorageWrapper):
             )
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """See `HiCacheStorage.batch_get`."""
         return self._retry(
-            self._inner.batch_get(keys, pages, deadline=deadline),
+            self._inner.batch_get(keys, parent_keys, pages, deadline=deadline),
             _failed_read,
             lambda again: self._inner.batch_get(
                 [keys[index] for index in again],
+                [parent_keys[index] for index in again],
                 [pages[index] for index in again],
                 deadline=deadline,
             ),

@@ -105,13 +105,19 @@ class SplitHeadsStorage(CheckedStorage):
         return num_found
 
     def _read_pages(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        deadline: float,
     ) -> list[PageOutcome]:
         outcomes = [PageOutcome.OK] * len(keys)
         num_read = num_asked = len(keys)
         for index, group in enumerate(self._groups):
             parts = self._parts(index, pages[:num_asked])
-            answer = group.batch_get(keys[:num_asked], parts, deadline=deadline)
+            answer = group.batch_get(
+                keys[:num_asked], parent_keys[:num_asked], parts, deadline=deadline
+            )
             self._check(index, answer, num_asked)
             num_more = num_leading_ok(answer)
             outcomes[num_more:num_read] = answer[num_more:num_read]

@@ -89,10 +89,17 @@ class _TierCall:
         return 0
 
     def get(
-        self, index: int, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+        self,
+        index: int,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        deadline: float,
     ) -> list[PageOutcome]:
         """Read from a tier; from one that fails every page `FAILED`."""
-        answer = self.ask(index, lambda storage: storage.batch_get(keys, pages, deadline=deadline))
+        answer = self.ask(
+            index, lambda storage: storage.batch_get(keys, parent_keys, pages, deadline=deadline)
+        )
         return self._outcomes(index, answer, len(keys))
 
     def set(
@@ -154,10 +161,9 @@ class TieredStorage(CheckedStorage):
 
     - `batch_exists` and `batch_get` follow a prefix through the tiers: where one ends, the first
       other that has the next page goes on, so a prefix may lie partly in each.
-    - After a read, the tiers in front of the one that had the pages are given them, as long as the
-      deadline is ahead and at most `max_fill_pages` a call. What comes of that is counted, and is
-      no error. A batch does not say what its first page was chained from, so that page is stored as
-      the first of a prompt.
+    - After a read, the tiers in front of the one that had the pages are given them, chained as they
+      are there, as long as the deadline is ahead and at most `max_fill_pages` a call. What comes of
+      that is counted, and is no error.
     - `batch_set` writes to each tier that is `written`. A page is `OK` or `PRESENT` when every
       `required` tier has it, and `PRESENT` when each had it already; else it has the outcome of the
       first required tier that does not.
@@ -248,7 +254,11 @@ class TieredStorage(CheckedStorage):
         return num_found
 
     def _read_pages(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        deadline: float,
     ) -> list[PageOutcome]:
         call = self._begin()
         lacking: dict[int, PageOutcome] = {}
@@ -256,7 +266,8 @@ class TieredStorage(CheckedStorage):
         num_read = 0
         in_time = self._clock.now() < deadline
         while num_read < len(keys) and in_time and (index := call.next_tier(lacking)) is not None:
-            answer = call.get(index, keys[num_read:], pages[num_read:], deadline)
+            left = slice(num_read, None)
+            answer = call.get(index, keys[left], parent_keys[left], pages[left], deadline)
             num_more = num_leading_ok(answer)
             if num_more:
                 runs.append(_Run(index, num_read, num_read + num_more))
@@ -266,7 +277,7 @@ class TieredStorage(CheckedStorage):
                 lacking[index] = answer[num_more]
             in_time = self._clock.now() < deadline
         call.raise_if_all_failed(len(self._tiers))
-        self._fill(call, runs, keys, pages, deadline)
+        self._fill(call, runs, keys, parent_keys, pages, deadline)
         outcomes = [PageOutcome.OK] * num_read
         if in_time and num_read < len(keys):
             outcomes.append(_reason({**dict.fromkeys(call.errors, PageOutcome.FAILED), **lacking}))
@@ -304,6 +315,7 @@ class TieredStorage(CheckedStorage):
         call: _TierCall,
         runs: Sequence[_Run],
         keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
         pages: Sequence[Page],
         deadline: float,
     ) -> None:
@@ -315,10 +327,9 @@ class TieredStorage(CheckedStorage):
                 continue
             num_left -= last - run.first
             part = slice(run.first, last)
-            parents = [keys[page - 1] if page else b"" for page in range(run.first, last)]
             for index in range(run.tier):
                 if index not in call.errors:
-                    outcomes = call.set(index, keys[part], parents, pages[part], deadline)
+                    outcomes = call.set(index, keys[part], parent_keys[part], pages[part], deadline)
                     with self._stats_lock:
                         self._fill_outcomes.update(outcomes)
 

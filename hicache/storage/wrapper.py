@@ -51,10 +51,15 @@ class StorageWrapper(HiCacheStorage):
         return self._inner.batch_exists(keys)
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """See `HiCacheStorage.batch_get`."""
-        return self._inner.batch_get(keys, pages, deadline=deadline)
+        return self._inner.batch_get(keys, parent_keys, pages, deadline=deadline)
 
     def batch_set(
         self,

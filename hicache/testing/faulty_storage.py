@@ -134,11 +134,16 @@ class FaultyStorage(HiCacheStorage):
         return _wrong_type() if fault is Fault.WRONG_TYPE else found
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         """See `HiCacheStorage.batch_get`."""
         fault = self._enter(Verb.GET)
-        outcomes = self._inner.batch_get(keys, pages, deadline=deadline)
+        outcomes = self._inner.batch_get(keys, parent_keys, pages, deadline=deadline)
         if fault is Fault.HOLE and keys:
             middle = len(keys) // 2
             outcomes[middle] = PageOutcome.MISS

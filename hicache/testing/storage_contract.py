@@ -1,7 +1,7 @@
 """The storage contract as a test suite that every backend runs.
 
 A backend's test subclasses `StorageContract`, and `DamageContract` as well where it can reach the
-stored bytes behind the backend's back:
+stored bytes behind the backend's back; `bounded_contract` is for one that may have little room:
 
     class TestMyStorage(StorageContract):
         def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
@@ -14,52 +14,42 @@ For assertions that show values, put `pytest.register_assert_rewrite("hicache.te
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 
-from hicache.clock import ManualClock
 from hicache.errors import ClosedError, StorageError
-from hicache.hashing import TOKEN_BYTES, StorageNamespace, hash_pages
-from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig
+from hicache.hashing import StorageNamespace
+from hicache.testing.backend_rig import LATER, NAMESPACE, BackendRig, prompt_keys
 from hicache.testing.page_buffer import PageBuffer
 from hicache.types import PageHash, PageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
+    from hicache.clock import ManualClock
+    from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig
 
 __all__ = ["DamageContract", "StorageContract"]
 
-_LATER = 1e9
 _THREADS = 4
 
 OK, PRESENT, MISS = PageOutcome.OK, PageOutcome.PRESENT, PageOutcome.MISS
 SKIPPED, TIMEOUT = PageOutcome.SKIPPED, PageOutcome.TIMEOUT
 
-_NAMESPACE = StorageNamespace(
-    model="organisation/model",
-    weights_revision="1",
-    dtype="float16",
-    layout="page_first",
-    page_size=16,
-    kv_shape="mha:layers=2,heads=2,head_dim=8",
-)
-
 _OTHER_NAMESPACES = {
-    "model": dataclasses.replace(_NAMESPACE, model="organisation/mode1"),
-    "weights_revision": dataclasses.replace(_NAMESPACE, weights_revision="2"),
+    "model": dataclasses.replace(NAMESPACE, model="organisation/mode1"),
+    "weights_revision": dataclasses.replace(NAMESPACE, weights_revision="2"),
     # As many bytes as float16: no look at a length tells them apart.
-    "dtype": dataclasses.replace(_NAMESPACE, dtype="bfloat16"),
-    "layout": dataclasses.replace(_NAMESPACE, layout="layer_first"),
-    "page_size": dataclasses.replace(_NAMESPACE, page_size=32),
-    "kv_shape": dataclasses.replace(_NAMESPACE, kv_shape="mla:layers=2,rank=32"),
-    "shard": dataclasses.replace(_NAMESPACE, shard="tp1of2"),
-    "format_version": dataclasses.replace(_NAMESPACE, format_version=2),
+    "dtype": dataclasses.replace(NAMESPACE, dtype="bfloat16"),
+    "layout": dataclasses.replace(NAMESPACE, layout="layer_first"),
+    "page_size": dataclasses.replace(NAMESPACE, page_size=32),
+    "kv_shape": dataclasses.replace(NAMESPACE, kv_shape="mla:layers=2,rank=32"),
+    "shard": dataclasses.replace(NAMESPACE, shard="tp1of2"),
+    "format_version": dataclasses.replace(NAMESPACE, format_version=2),
 }
 
 _each_namespace_field = pytest.mark.parametrize(
@@ -67,36 +57,12 @@ _each_namespace_field = pytest.mark.parametrize(
 )
 
 
-class StorageContract(ABC):
+class StorageContract(BackendRig):
     """What every backend keeps to."""
-
-    page_bytes: ClassVar[int] = 4999
-    """Length of the pages; odd, unless a backend needs something else."""
-
-    @abstractmethod
-    def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
-        """Return a new backend; all that are made in one test have the same store below them."""
-
-    @pytest.fixture
-    def clock(self) -> ManualClock:
-        """The clock of the backend under test."""
-        return ManualClock()
-
-    @pytest.fixture
-    def config(self, clock: ManualClock) -> HiCacheStorageConfig:
-        """What the backend under test is made from."""
-        return HiCacheStorageConfig(namespace=_NAMESPACE, page_bytes=self.page_bytes, clock=clock)
-
-    @pytest.fixture
-    def backend(self, config: HiCacheStorageConfig) -> Iterator[HiCacheStorage]:
-        """The backend under test."""
-        backend = self.make_backend(config)
-        yield backend
-        backend.close()
 
     def test_what_was_set_is_what_get_returns(self, backend: HiCacheStorage) -> None:
         """Pages come back byte by byte, and nothing around their memory changes."""
-        keys = _keys(5)
+        keys = prompt_keys(5)
         assert self._set(backend, keys) == [OK] * 5
         outcomes, payloads = self._get(backend, keys)
         assert outcomes == [OK] * 5
@@ -106,21 +72,21 @@ class StorageContract(ABC):
         self, backend: HiCacheStorage
     ) -> None:
         """The second write of a key changes nothing."""
-        keys = _keys(1)
+        keys = prompt_keys(1)
         self._set(backend, keys)
         other = PageBuffer.holding(bytes(self.page_bytes))
-        assert backend.batch_set(keys, [b""], [other.page], deadline=_LATER) == [PRESENT]
+        assert backend.batch_set(keys, [b""], [other.page], deadline=LATER) == [PRESENT]
         assert self._get(backend, keys) == ([OK], [self._payload(keys[0])])
 
     def test_a_page_never_set_is_a_miss(self, backend: HiCacheStorage) -> None:
         """A fresh store has nothing."""
-        assert backend.batch_exists(_keys(2)) == 0
-        assert self._get(backend, _keys(2))[0] == [MISS, SKIPPED]
+        assert backend.batch_exists(prompt_keys(2)) == 0
+        assert self._get(backend, prompt_keys(2))[0] == [MISS, SKIPPED]
 
     @pytest.mark.parametrize("hole", range(4))
     def test_exists_and_get_end_at_the_first_hole(self, backend: HiCacheStorage, hole: int) -> None:
         """Only leading pages count."""
-        keys = _keys(4)
+        keys = prompt_keys(4)
         for index in {0, 1, 2, 3} - {hole}:
             self._set(backend, [keys[index]])
         assert backend.batch_exists(keys) == hole
@@ -128,15 +94,25 @@ class StorageContract(ABC):
         assert outcomes == [OK] * hole + [MISS] + [SKIPPED] * (3 - hole)
         assert payloads[:hole] == [self._payload(key) for key in keys[:hole]]
 
+    def test_what_a_page_is_chained_from_changes_nothing_of_what_is_read(
+        self, backend: HiCacheStorage
+    ) -> None:
+        """A read is told for the sake of copies elsewhere; a key alone names the bytes."""
+        keys = prompt_keys(3)
+        self._set(backend, keys)
+        for parent_keys in ([b"", *keys[:2]], [b""] * 3, keys[::-1], [bytes(32)] * 3):
+            found = self._get(backend, keys, parent_keys=parent_keys)
+            assert found == ([OK] * 3, [self._payload(key) for key in keys])
+
     def test_an_empty_batch_is_answered_by_nothing(self, backend: HiCacheStorage) -> None:
         """No keys, no outcomes, no error."""
         assert backend.batch_exists([]) == 0
-        assert backend.batch_get([], [], deadline=_LATER) == []
-        assert backend.batch_set([], [], [], deadline=_LATER) == []
+        assert backend.batch_get([], [], [], deadline=LATER) == []
+        assert backend.batch_set([], [], [], deadline=LATER) == []
 
     def test_a_key_twice_in_a_batch_is_one_page(self, backend: HiCacheStorage) -> None:
         """Duplicates have an outcome each and are stored once."""
-        key = _keys(1)[0]
+        key = prompt_keys(1)[0]
         assert self._set(backend, [key, key], parent_keys=[b"", b""]) == [OK, PRESENT]
         assert backend.batch_exists([key, key]) == 2
         assert self._get(backend, [key, key]) == ([OK, OK], [self._payload(key)] * 2)
@@ -147,19 +123,19 @@ class StorageContract(ABC):
         half = self.page_bytes // 2
         odd = (1, 7, half, self.page_bytes - half - 8)
         single_bytes = (1,) * self.page_bytes
-        for key, sizes in zip(_keys(2), (odd, single_bytes), strict=True):
+        for key, sizes in zip(prompt_keys(2), (odd, single_bytes), strict=True):
             source = PageBuffer.holding(self._payload(key), *sizes)
-            assert backend.batch_set([key], [b""], [source.page], deadline=_LATER) == [OK]
+            assert backend.batch_set([key], [b""], [source.page], deadline=LATER) == [OK]
             for other_sizes in (odd, odd[::-1], (self.page_bytes,), single_bytes):
                 target = PageBuffer(*other_sizes)
-                assert backend.batch_get([key], [target.page], deadline=_LATER) == [OK]
+                assert backend.batch_get([key], [b""], [target.page], deadline=LATER) == [OK]
                 assert target.read() == self._payload(key)
 
     def test_a_deadline_in_the_past_moves_nothing(
         self, backend: HiCacheStorage, clock: ManualClock
     ) -> None:
         """Nothing is published and nothing is delivered."""
-        keys = _keys(3)
+        keys = prompt_keys(3)
         clock.advance(10.0)
         assert self._set(backend, keys, deadline=9.9) == [TIMEOUT] * 3
         assert backend.batch_exists(keys) == 0
@@ -171,7 +147,7 @@ class StorageContract(ABC):
         self, backend: HiCacheStorage, config: HiCacheStorageConfig, field: str
     ) -> None:
         """A key of another namespace is another page, whichever field differs."""
-        keys = _keys(2)
+        keys = prompt_keys(2)
         self._set(backend, keys)
         other = self.make_backend(dataclasses.replace(config, namespace=_OTHER_NAMESPACES[field]))
         assert other.batch_exists(keys) == 0
@@ -184,7 +160,7 @@ class StorageContract(ABC):
         self, backend: HiCacheStorage, config: HiCacheStorageConfig, field: str
     ) -> None:
         """It says how many pages those were, and the store takes new ones afterwards."""
-        keys = _keys(3)
+        keys = prompt_keys(3)
         other = self.make_backend(dataclasses.replace(config, namespace=_OTHER_NAMESPACES[field]))
         self._set(backend, keys)
         self._set(other, keys[:2])
@@ -199,7 +175,7 @@ class StorageContract(ABC):
         self, backend: HiCacheStorage, config: HiCacheStorageConfig
     ) -> None:
         """A durable store gives a later instance the pages of an earlier one."""
-        keys = _keys(4)
+        keys = prompt_keys(4)
         self._set(backend, keys)
         backend.close()
         later = self.make_backend(config)
@@ -212,7 +188,7 @@ class StorageContract(ABC):
         self, backend: HiCacheStorage, config: HiCacheStorageConfig
     ) -> None:
         """A shared store shows an instance what another one has written."""
-        keys = _keys(2)
+        keys = prompt_keys(2)
         other = self.make_backend(config)
         self._set(backend, keys)
         if other.capabilities.shared_between_processes:
@@ -222,7 +198,7 @@ class StorageContract(ABC):
 
     def test_threads_that_write_one_key_leave_one_whole_page(self, backend: HiCacheStorage) -> None:
         """Whoever wins, no reader ever sees a mixture."""
-        keys = _keys(20)
+        keys = prompt_keys(20)
         versions = {bytes([fill]) * self.page_bytes for fill in range(_THREADS)}
         barrier = threading.Barrier(_THREADS)
 
@@ -231,8 +207,8 @@ class StorageContract(ABC):
                 source = PageBuffer.holding(bytes([fill]) * self.page_bytes)
                 target = PageBuffer(self.page_bytes)
                 barrier.wait(timeout=60)
-                (written,) = backend.batch_set([key], [b""], [source.page], deadline=_LATER)
-                (read,) = backend.batch_get([key], [target.page], deadline=_LATER)
+                (written,) = backend.batch_set([key], [b""], [source.page], deadline=LATER)
+                (read,) = backend.batch_get([key], [b""], [target.page], deadline=LATER)
                 assert written in (OK, PRESENT)
                 assert read is OK
                 assert target.read() in versions
@@ -242,13 +218,14 @@ class StorageContract(ABC):
 
     def test_batches_whose_lengths_disagree_are_refused(self, backend: HiCacheStorage) -> None:
         """That is a bug of the caller, so it raises instead of moving anything."""
-        keys = _keys(2)
+        keys = prompt_keys(2)
         buffer = PageBuffer(self.page_bytes)
         pages = [buffer.page] * 2
         calls: list[Callable[[], object]] = [
-            lambda: backend.batch_get(keys, pages[:1], deadline=_LATER),
-            lambda: backend.batch_set(keys, [b""], pages, deadline=_LATER),
-            lambda: backend.batch_set(keys, [b"", keys[0]], pages[:1], deadline=_LATER),
+            lambda: backend.batch_get(keys, [b""], pages, deadline=LATER),
+            lambda: backend.batch_get(keys, [b"", keys[0]], pages[:1], deadline=LATER),
+            lambda: backend.batch_set(keys, [b""], pages, deadline=LATER),
+            lambda: backend.batch_set(keys, [b"", keys[0]], pages[:1], deadline=LATER),
         ]
         for call in calls:
             with pytest.raises(StorageError):
@@ -257,18 +234,19 @@ class StorageContract(ABC):
 
     def test_keys_and_pages_of_the_wrong_size_are_refused(self, backend: HiCacheStorage) -> None:
         """Keys are hashes and pages are whole."""
-        keys = _keys(1)
+        keys = prompt_keys(1)
         buffer = PageBuffer(self.page_bytes)
         page = buffer.page
         short_key = PageHash(keys[0][:-1])
         calls: list[Callable[[], object]] = [
             lambda: backend.batch_exists([short_key]),
-            lambda: backend.batch_get([short_key], [page], deadline=_LATER),
-            lambda: backend.batch_set([short_key], [b""], [page], deadline=_LATER),
-            lambda: backend.batch_set(keys, [b"parent"], [page], deadline=_LATER),
-            lambda: backend.batch_get(keys, [()], deadline=_LATER),
-            lambda: backend.batch_get(keys, [page * 2], deadline=_LATER),
-            lambda: backend.batch_set(keys, [b""], [page * 2], deadline=_LATER),
+            lambda: backend.batch_get([short_key], [b""], [page], deadline=LATER),
+            lambda: backend.batch_get(keys, [b"parent"], [page], deadline=LATER),
+            lambda: backend.batch_set([short_key], [b""], [page], deadline=LATER),
+            lambda: backend.batch_set(keys, [b"parent"], [page], deadline=LATER),
+            lambda: backend.batch_get(keys, [b""], [()], deadline=LATER),
+            lambda: backend.batch_get(keys, [b""], [page * 2], deadline=LATER),
+            lambda: backend.batch_set(keys, [b""], [page * 2], deadline=LATER),
         ]
         for call in calls:
             with pytest.raises(StorageError):
@@ -277,7 +255,7 @@ class StorageContract(ABC):
 
     def test_stats_count_every_page_once(self, backend: HiCacheStorage) -> None:
         """The outcomes in the counters are the outcomes that were answered."""
-        keys = _keys(3)
+        keys = prompt_keys(3)
         self._set(backend, keys[:2])
         self._set(backend, keys[:2])
         self._get(backend, keys)
@@ -295,15 +273,15 @@ class StorageContract(ABC):
         self, backend: HiCacheStorage
     ) -> None:
         """After it, calls raise `ClosedError`."""
-        keys = _keys(1)
+        keys = prompt_keys(1)
         buffer = PageBuffer(self.page_bytes)
         self._set(backend, keys)
         backend.close()
         backend.close()
         calls: list[Callable[[], object]] = [
             lambda: backend.batch_exists(keys),
-            lambda: backend.batch_get(keys, [buffer.page], deadline=_LATER),
-            lambda: backend.batch_set(keys, [b""], [buffer.page], deadline=_LATER),
+            lambda: backend.batch_get(keys, [b""], [buffer.page], deadline=LATER),
+            lambda: backend.batch_set(keys, [b""], [buffer.page], deadline=LATER),
             lambda: backend.register_memory([]),
             backend.clear,
         ]
@@ -311,34 +289,6 @@ class StorageContract(ABC):
             with pytest.raises(ClosedError):
                 call()
         assert backend.stats().set_outcomes == {OK: 1}
-
-    def _payload(self, key: PageHash) -> bytes:
-        return random.Random(key).randbytes(self.page_bytes)
-
-    def _set(
-        self,
-        backend: HiCacheStorage,
-        keys: Sequence[PageHash],
-        *,
-        parent_keys: Sequence[bytes] | None = None,
-        deadline: float = _LATER,
-    ) -> list[PageOutcome]:
-        """Store pages, each holding its `_payload`."""
-        sources = [PageBuffer.holding(self._payload(key)) for key in keys]
-        return backend.batch_set(
-            keys,
-            [b"", *keys[:-1]] if parent_keys is None else parent_keys,
-            [source.page for source in sources],
-            deadline=deadline,
-        )
-
-    def _get(
-        self, backend: HiCacheStorage, keys: Sequence[PageHash], *, deadline: float = _LATER
-    ) -> tuple[list[PageOutcome], list[bytes]]:
-        """Return the outcomes and what the memory of each page holds afterwards."""
-        targets = [PageBuffer(self.page_bytes) for _ in keys]
-        outcomes = backend.batch_get(keys, [target.page for target in targets], deadline=deadline)
-        return outcomes, [target.read() for target in targets]
 
 
 class DamageContract(StorageContract):
@@ -356,7 +306,7 @@ class DamageContract(StorageContract):
         self, backend: HiCacheStorage
     ) -> None:
         """A corrupt page is a miss, is forgotten, and can be stored again."""
-        keys = _keys(3)
+        keys = prompt_keys(3)
         self._set(backend, keys)
         self.corrupt(keys[1])
         assert self._get(backend, keys)[0] == [OK, PageOutcome.CORRUPT, SKIPPED]
@@ -368,7 +318,7 @@ class DamageContract(StorageContract):
         self, backend: HiCacheStorage
     ) -> None:
         """A truncated page is not even believed to be there."""
-        keys = _keys(3)
+        keys = prompt_keys(3)
         self._set(backend, keys)
         self.truncate(keys[1])
         assert backend.batch_exists(keys) == 1
@@ -380,13 +330,8 @@ class DamageContract(StorageContract):
         self, backend: HiCacheStorage
     ) -> None:
         """No read is needed to notice."""
-        keys = _keys(1)
+        keys = prompt_keys(1)
         self._set(backend, keys)
         self.truncate(keys[0])
         assert self._set(backend, keys) == [OK]
         assert self._get(backend, keys) == ([OK], [self._payload(keys[0])])
-
-
-def _keys(num_pages: int) -> list[PageHash]:
-    tokens = b"".join(token.to_bytes(TOKEN_BYTES, "little") for token in range(num_pages))
-    return hash_pages(tokens, page_size=1)

@@ -149,19 +149,20 @@ class _Bench:
             return self._num_bytes / (time.perf_counter() - begin) / 1e9
 
     def _write(self, batch: slice) -> None:
-        keys = self._keys[batch]
-        before: Sequence[bytes] = self._keys[batch.start - 1 : batch.start] or [b""]
-        parents = [*before, *keys[:-1]]
-        pages = self._source.pages[batch]
+        keys, parents, pages = self._keys[batch], self._parents(batch), self._source.pages[batch]
         self._require_good(
             "write", keys, self._store.batch_set(keys, parents, pages, deadline=self._deadline())
         )
 
     def _read(self, batch: slice) -> None:
-        keys, pages = self._keys[batch], self._target.pages[batch]
+        keys, parents, pages = self._keys[batch], self._parents(batch), self._target.pages[batch]
         self._require_good(
-            "read", keys, self._store.batch_get(keys, pages, deadline=self._deadline())
+            "read", keys, self._store.batch_get(keys, parents, pages, deadline=self._deadline())
         )
+
+    def _parents(self, batch: slice) -> list[bytes]:
+        before: Sequence[bytes] = self._keys[batch.start - 1 : batch.start] or [b""]
+        return [*before, *self._keys[batch][:-1]]
 
     def _copy(self, batch: slice) -> None:
         for target, source in zip(

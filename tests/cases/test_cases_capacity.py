@@ -253,11 +253,16 @@ class HeldStorage(MemoryStorage):
         self.free: PageHash | None = None
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         if keys[0] != self.free:
             self._gate.pass_through()
-        return super().batch_get(keys, pages, deadline=deadline)
+        return super().batch_get(keys, parent_keys, pages, deadline=deadline)
 
 
 def test_a_finished_prefetch_is_collected_at_the_next_event_check() -> None:

@@ -192,10 +192,15 @@ class LyingStorage(MemoryStorage):
         return len(keys) if self.lies else super().batch_exists(keys)
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         if not self.lies:
-            return super().batch_get(keys, pages, deadline=deadline)
+            return super().batch_get(keys, parent_keys, pages, deadline=deadline)
         self.num_begun += 1
         self._seconds.acquire()
         self.num_ended += 1

@@ -70,7 +70,7 @@ def test_no_descriptor_is_lost_per_key(tmp_path: Path, monkeypatch: pytest.Monke
     keys = [PageHash(number.to_bytes(32, "little")) for number in range(2000)]
 
     def read(key: PageHash) -> PageOutcome:
-        return storage.batch_get([key], [buffer.page], deadline=1e9)[0]
+        return storage.batch_get([key], [b""], [buffer.page], deadline=1e9)[0]
 
     def write(some: list[PageHash]) -> None:
         pages = [buffer.page] * len(some)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hicache.storage.memory import MemoryPages, MemoryStorage, StoredPage
+from hicache.testing.bounded_contract import BoundedContract
 from hicache.testing.storage_contract import DamageContract
 
 if TYPE_CHECKING:
@@ -41,3 +43,11 @@ class TestMemoryStorage(DamageContract):
 
     def _put(self, key: PageHash, page: StoredPage) -> None:
         self.store.put(self.namespace_digest, key, page, max_bytes=None)
+
+
+class TestMemoryStorageWithLittleRoom(BoundedContract):
+    """It refuses what does not fit."""
+
+    def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        options = {"max_bytes": 100 * self.page_bytes}
+        return MemoryStorage(dataclasses.replace(config, extra_config=options))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hicache.storage.page_store import PageStore, list_pages
+from hicache.storage.page_store.eviction_policies import POLICY_NAMES
+from hicache.testing.bounded_contract import BoundedContract
 from hicache.testing.storage_contract import DamageContract, StorageContract
 
 if TYPE_CHECKING:
@@ -37,6 +39,23 @@ class TestPageStoreWithDirectIo(TestPageStore):
 
     def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
         options = {"path": str(self.root), "direct_io": True, "fsync": True}
+        return PageStore(dataclasses.replace(config, extra_config=options))
+
+
+class TestPageStoreWithLittleRoom(BoundedContract):
+    """Whatever goes first."""
+
+    @pytest.fixture(autouse=True, params=POLICY_NAMES)
+    def _choose(self, fast_path: Path, request: pytest.FixtureRequest) -> None:
+        self.root, self.policy = fast_path, request.param
+
+    def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        options = {
+            "path": str(self.root),
+            "min_free_bytes": 0,
+            "max_bytes": 1_500_000,
+            "eviction_policy": self.policy,
+        }
         return PageStore(dataclasses.replace(config, extra_config=options))
 
 

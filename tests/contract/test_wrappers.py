@@ -15,18 +15,72 @@ from hicache.storage.memory import MemoryPages, MemoryStorage, StoredPage
 from hicache.storage.retrying import RetryingStorage
 from hicache.storage.split_heads import SplitHeadsStorage
 from hicache.storage.tiered import BackendTier, TieredStorage
+from hicache.testing.backend_rig import prompt_keys
 from hicache.testing.page_buffer import PageBuffer
 from hicache.testing.storage_contract import DamageContract
 from hicache.types import PageHash, PageOutcome
 
 if TYPE_CHECKING:
-    from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig
+    from collections.abc import Sequence
+
+    from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig, Page
+
+
+class NotingStorage(MemoryStorage):
+    """Notes each page that it is asked for or given, and what that was chained from."""
+
+    def __init__(
+        self, config: HiCacheStorageConfig, *, store: MemoryPages, noted: set[tuple[str, ...]]
+    ) -> None:
+        super().__init__(config, store=store)
+        self._noted = noted
+
+    def batch_get(
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
+    ) -> list[PageOutcome]:
+        self._note("get", keys, parent_keys)
+        return super().batch_get(keys, parent_keys, pages, deadline=deadline)
+
+    def batch_set(
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
+    ) -> list[PageOutcome]:
+        self._note("set", keys, parent_keys)
+        return super().batch_set(keys, parent_keys, pages, deadline=deadline)
+
+    def _note(self, verb: str, keys: Sequence[bytes], parent_keys: Sequence[bytes]) -> None:
+        # Batches whose lengths disagree are refused later on.
+        for key, parent_key in zip(keys, parent_keys, strict=False):
+            self._noted.add((verb, key.hex(), parent_key.hex()))
 
 
 class OverMemory(DamageContract):
     """Wraps `MemoryStorage`; damage is done in every store."""
 
     num_stores = 1
+
+    def test_backends_are_told_what_each_page_was_chained_from(
+        self, backend: HiCacheStorage
+    ) -> None:
+        """The first one too, whose parent is in no batch."""
+        parents, keys = prompt_keys(6)[1:5], prompt_keys(6)[2:]
+        self._set(backend, keys, parent_keys=parents)
+        self._get(backend, keys, parent_keys=parents)
+        expected = {
+            (verb, key.hex(), parent.hex())
+            for verb in ("get", "set")
+            for key, parent in zip(keys, parents, strict=True)
+        }
+        assert self.noted == expected
 
     @abstractmethod
     def wrap(
@@ -36,10 +90,14 @@ class OverMemory(DamageContract):
     @pytest.fixture(autouse=True)
     def _make_stores(self, config: HiCacheStorageConfig) -> None:
         self.stores = [MemoryPages() for _ in range(self.num_stores)]
+        self.noted: set[tuple[str, ...]] = set()
         self.namespace_digest = config.namespace.digest
 
     def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
-        return self.wrap([MemoryStorage(config, store=store) for store in self.stores], config)
+        return self.wrap([self.memory(config, store) for store in self.stores], config)
+
+    def memory(self, config: HiCacheStorageConfig, store: MemoryPages) -> HiCacheStorage:
+        return NotingStorage(config, store=store, noted=self.noted)
 
     def corrupt(self, key: PageHash) -> None:
         for store in self.stores:
@@ -97,7 +155,7 @@ class TestSplitHeadsStorage(OverMemory):
 
     def make_backend(self, config: HiCacheStorageConfig) -> HiCacheStorage:
         part = dataclasses.replace(config, page_bytes=self.page_bytes // self.num_stores)
-        return self.wrap([MemoryStorage(part, store=store) for store in self.stores], config)
+        return self.wrap([self.memory(part, store) for store in self.stores], config)
 
     def wrap(self, backends: list[HiCacheStorage], config: HiCacheStorageConfig) -> HiCacheStorage:
         return SplitHeadsStorage(backends, config=config, pool_bytes=self.pool_bytes)
@@ -112,7 +170,7 @@ class TestSplitHeadsStorage(OverMemory):
                 source = PageBuffer.holding(bytes([fill]) * self.page_bytes)
                 target = PageBuffer(self.page_bytes)
                 (written,) = backend.batch_set([key], [b""], [source.page], deadline=1e9)
-                (read,) = backend.batch_get([key], [target.page], deadline=1e9)
+                (read,) = backend.batch_get([key], [b""], [target.page], deadline=1e9)
                 assert written in (PageOutcome.OK, PageOutcome.PRESENT)
                 assert read is PageOutcome.OK
                 page, start = target.read(), 0
@@ -145,7 +203,7 @@ class TestSplitHeadsOfOneStore(OverMemory):
         ]
         self.namespace_digest = parts[1].namespace.digest
         [store] = self.stores
-        return self.wrap([MemoryStorage(part, store=store) for part in parts], config)
+        return self.wrap([self.memory(part, store) for part in parts], config)
 
     def wrap(self, backends: list[HiCacheStorage], config: HiCacheStorageConfig) -> HiCacheStorage:
         return SplitHeadsStorage(backends, config=config, pool_bytes=[self.page_bytes])

@@ -127,9 +127,14 @@ class ShadowedStorage(PageStore):
         self._shadow = shadow
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
-        outcomes = super().batch_get(keys, pages, deadline=deadline)
+        outcomes = super().batch_get(keys, parent_keys, pages, deadline=deadline)
         for key, page, outcome in zip(keys, pages, outcomes, strict=True):
             if outcome is PageOutcome.OK:
                 self._shadow.write(page, self._shadow.record[key])

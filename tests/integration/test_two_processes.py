@@ -309,7 +309,7 @@ RECORDS = [
     ),
     LoadJob(operation_id=ID, generation=3, host_pages=PAGES, device_pages=PAGES + 1, node_ids=()),
     QueryJob(operation_id=ID, generation=3, hashes=HASHES),
-    PrefetchJob(operation_id=ID, generation=3, hashes=HASHES, host_pages=PAGES),
+    PrefetchJob(operation_id=ID, generation=3, hashes=HASHES, parent_hash=b"", host_pages=PAGES),
     PersistJob(operation_id=ID, generation=3, hashes=HASHES, parent_hash=b"", host_pages=PAGES),
     CopyResult(
         operation_id=ID,

@@ -212,26 +212,34 @@ class Wrong:
 
 
 class FlipsABit(Wrong):
-    def batch_get(self, keys: Any, pages: Any, *, deadline: float) -> list[PageOutcome]:
-        outcomes = self.storage.batch_get(keys, pages, deadline=deadline)
+    def batch_get(
+        self, keys: Any, parent_keys: Any, pages: Any, *, deadline: float
+    ) -> list[PageOutcome]:
+        outcomes = self.storage.batch_get(keys, parent_keys, pages, deadline=deadline)
         address, num_bytes = pages[-1][-1]
         ctypes.c_ubyte.from_address(address + num_bytes - 1).value ^= 1
         return outcomes
 
 
 class SwapsPages(Wrong):
-    def batch_get(self, keys: Any, pages: Any, *, deadline: float) -> list[PageOutcome]:
-        return self.storage.batch_get(keys, pages[::-1], deadline=deadline)
+    def batch_get(
+        self, keys: Any, parent_keys: Any, pages: Any, *, deadline: float
+    ) -> list[PageOutcome]:
+        return self.storage.batch_get(keys, parent_keys, pages[::-1], deadline=deadline)
 
 
 class ReadsNothing(Wrong):
-    def batch_get(self, keys: Any, pages: Any, *, deadline: float) -> list[PageOutcome]:
+    def batch_get(
+        self, keys: Any, parent_keys: Any, pages: Any, *, deadline: float
+    ) -> list[PageOutcome]:
         return [PageOutcome.OK] * len(keys)
 
 
 class MissesTheLast(Wrong):
-    def batch_get(self, keys: Any, pages: Any, *, deadline: float) -> list[PageOutcome]:
-        outcomes = self.storage.batch_get(keys, pages, deadline=deadline)
+    def batch_get(
+        self, keys: Any, parent_keys: Any, pages: Any, *, deadline: float
+    ) -> list[PageOutcome]:
+        outcomes = self.storage.batch_get(keys, parent_keys, pages, deadline=deadline)
         return [*outcomes[:-1], PageOutcome.MISS]
 
 

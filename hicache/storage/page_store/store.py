@@ -143,7 +143,11 @@ class PageStore(CheckedStorage):
             return 0
 
     def _read_pages(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        deadline: float,
     ) -> list[PageOutcome]:
         num_good = 0
         failure = PageOutcome.OK

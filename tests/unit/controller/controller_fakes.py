@@ -89,9 +89,15 @@ class ScriptedStorage(HiCacheStorage):
         return answer
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         self.deadlines.append(deadline)
+        self.parents.append(tuple(parent_keys))
         answer: list[PageOutcome] = self._answer(keys)
         return answer
 

@@ -76,6 +76,7 @@ class Operations:
             self.tree.root,
             RadixKey([]),
             hashes=(),
+            parent_hash=b"",
             host_pages=None if num_good is None else PAGES,
             num_good=num_good or 0,
             num_hits=num_hits,

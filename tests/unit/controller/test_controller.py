@@ -122,7 +122,12 @@ class Bench:
 
     def prefetch(self) -> PrefetchOperation:
         return self.controller.store_queue.prefetch(
-            "r", key=RadixKey([]), anchor=self.tree.root, ticket=self.ticket(), hashes=HASHES
+            "r",
+            key=RadixKey([]),
+            anchor=self.tree.root,
+            ticket=self.ticket(),
+            hashes=HASHES,
+            parent_hash=b"",
         )
 
     def persist(self) -> StorageOperation | None:

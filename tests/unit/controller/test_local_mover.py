@@ -188,7 +188,12 @@ class PageStorage(ScriptedStorage):
         return len(keys)
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         self.pages += pages
         return [PageOutcome.OK] * len(keys)
@@ -211,6 +216,7 @@ def test_a_page_in_storage_is_the_page_of_every_pool_one_after_the_other() -> No
             operation_id=OperationId(1),
             generation=0,
             hashes=(PageHash(b"a" * 32), PageHash(b"b" * 32)),
+            parent_hash=b"",
             host_pages=PAGES,
         )
     )
@@ -221,7 +227,9 @@ def test_a_page_in_storage_is_the_page_of_every_pool_one_after_the_other() -> No
 
 NOTHING: list[StorageJob] = [
     QueryJob(operation_id=OperationId(1), generation=2, hashes=()),
-    PrefetchJob(operation_id=OperationId(1), generation=2, hashes=(), host_pages=PAGES),
+    PrefetchJob(
+        operation_id=OperationId(1), generation=2, hashes=(), parent_hash=b"", host_pages=PAGES
+    ),
     PersistJob(
         operation_id=OperationId(1), generation=2, hashes=(), parent_hash=b"", host_pages=PAGES
     ),

@@ -123,7 +123,13 @@ def query(*answers: object) -> Bench:
 
 
 def prefetch(*answers: object) -> Bench:
-    job = PrefetchJob(operation_id=OperationId(2), generation=4, hashes=HASHES, host_pages=PAGES)
+    job = PrefetchJob(
+        operation_id=OperationId(2),
+        generation=4,
+        hashes=HASHES,
+        parent_hash=SEED,
+        host_pages=PAGES,
+    )
     return Bench(job, *answers)
 
 
@@ -191,11 +197,17 @@ def test_pages_are_read_in_batches_into_the_pages_that_were_named() -> None:
     assert {(batch.operation_id, batch.generation) for batch in bench.batches} == {(2, 4)}
 
 
-def test_a_persist_names_the_parent_of_every_page() -> None:
-    bench = persist([OK, PRESENT], [PRESENT, OK], [OK])
+@of_pages
+def test_the_parent_of_every_page_is_named(make: Make) -> None:
+    bench = make([OK, OK], [OK, OK], [OK])
     bench.run()
     assert bench.backend.calls == [HASHES[:2], HASHES[2:4], HASHES[4:]]
     assert bench.backend.parents == [(SEED, HASHES[0]), HASHES[1:3], HASHES[3:4]]
+
+
+def test_a_page_that_was_stored_already_is_good_and_moves_no_byte() -> None:
+    bench = persist([OK, PRESENT], [PRESENT, OK], [OK])
+    bench.run()
     assert [batch.num_good for batch in bench.batches] == [2, 4, 5]
     assert sum(batch.num_bytes for batch in bench.batches) == 3 * PAGE_BYTES
 

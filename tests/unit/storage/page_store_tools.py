@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hicache.storage.base import HiCacheStorage
     from hicache.storage.page_store import StoredPage
 
 PAGE_BYTES = 5000
@@ -83,11 +84,16 @@ def write(
 
 
 def read(
-    storage: PageStore, keys: Sequence[PageHash], *, page_bytes: int = PAGE_BYTES
+    storage: HiCacheStorage,
+    keys: Sequence[PageHash],
+    *,
+    parent: bytes = b"",
+    page_bytes: int = PAGE_BYTES,
 ) -> list[PageOutcome]:
-    """Read pages, and check the bytes of those that are `OK`."""
+    """Read pages of one prefix, and check the bytes of those that are `OK`."""
     targets = [PageBuffer(page_bytes) for _ in keys]
-    outcomes = storage.batch_get(keys, [target.page for target in targets], deadline=LATER)
+    pages = [target.page for target in targets]
+    outcomes = storage.batch_get(keys, [parent, *keys][: len(keys)], pages, deadline=LATER)
     for key, target, outcome in zip(keys, targets, outcomes, strict=True):
         content = target.read()
         assert outcome is not OK or content == payload_of(key, page_bytes), key.hex()

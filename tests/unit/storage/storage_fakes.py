@@ -67,6 +67,7 @@ class FlakyStorage(MemoryStorage):
         reads, writes: for a page, the outcomes of its next reads or writes, before sound ones.
         error: what every call raises while it is set.
         calls: verb and keys of every call.
+        chained: each page that it was asked for or given, and what that was chained from.
     """
 
     def __init__(self, config: HiCacheStorageConfig | None = None) -> None:
@@ -75,6 +76,7 @@ class FlakyStorage(MemoryStorage):
         self.writes: dict[PageHash, list[PageOutcome]] = {}
         self.error: Exception | None = None
         self.calls: list[tuple[str, list[PageHash]]] = []
+        self.chained: set[tuple[PageHash, bytes]] = set()
 
     def hold(self, keys: Sequence[PageHash]) -> None:
         """Store pages, whatever fails."""
@@ -99,10 +101,16 @@ class FlakyStorage(MemoryStorage):
         return super().batch_exists(keys)
 
     def batch_get(
-        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+        self,
+        keys: Sequence[PageHash],
+        parent_keys: Sequence[bytes],
+        pages: Sequence[Page],
+        *,
+        deadline: float,
     ) -> list[PageOutcome]:
         self._enter("get", keys)
-        return super().batch_get(keys, pages, deadline=deadline)
+        self.chained.update(zip(keys, parent_keys, strict=True))
+        return super().batch_get(keys, parent_keys, pages, deadline=deadline)
 
     def batch_set(
         self,
@@ -113,6 +121,7 @@ class FlakyStorage(MemoryStorage):
         deadline: float,
     ) -> list[PageOutcome]:
         self._enter("set", keys)
+        self.chained.update(zip(keys, parent_keys, strict=True))
         return super().batch_set(keys, parent_keys, pages, deadline=deadline)
 
     def clear(self) -> int:

@@ -53,7 +53,7 @@ class Rig:
 
     def get(self, *, deadline: float = LATER) -> list[PageOutcome]:
         targets = sources(KEYS)
-        return self.storage.batch_get(KEYS, pages_in(targets), deadline=deadline)
+        return self.storage.batch_get(KEYS, CHAIN, pages_in(targets), deadline=deadline)
 
     def set(self, *, deadline: float = LATER) -> list[PageOutcome]:
         return self.storage.batch_set(KEYS, CHAIN, PAGES, deadline=deadline)

@@ -81,7 +81,7 @@ def test_a_call_that_raises_has_done_nothing() -> None:
 @pytest.mark.parametrize(("fault", "num_outcomes"), [(Fault.SHORT, 4), (Fault.LONG, 6)])
 def test_an_answer_has_a_wrong_length(fault: Fault, num_outcomes: int) -> None:
     storage = make_filled(Verb.GET, fault)
-    assert storage.batch_get(KEYS, PAGES, deadline=LATER) == [OK] * num_outcomes
+    assert storage.batch_get(KEYS, CHAIN, PAGES, deadline=LATER) == [OK] * num_outcomes
 
 
 def test_more_pages_are_found_than_were_asked_for() -> None:
@@ -91,7 +91,7 @@ def test_more_pages_are_found_than_were_asked_for() -> None:
 def test_an_answer_has_a_wrong_type() -> None:
     answers: list[object] = [
         make_filled(Verb.EXISTS, Fault.WRONG_TYPE).batch_exists(KEYS),
-        make_filled(Verb.GET, Fault.WRONG_TYPE).batch_get(KEYS, PAGES, deadline=LATER),
+        make_filled(Verb.GET, Fault.WRONG_TYPE).batch_get(KEYS, CHAIN, PAGES, deadline=LATER),
         make_filled(Verb.SET, Fault.WRONG_TYPE).batch_set(KEYS, CHAIN, PAGES, deadline=LATER),
     ]
     assert all(isinstance(answer, str) for answer in answers)
@@ -100,7 +100,7 @@ def test_an_answer_has_a_wrong_type() -> None:
 def test_a_hole_in_a_read_is_a_hole_in_memory_too() -> None:
     storage = make_filled(Verb.GET, Fault.HOLE)
     targets = [PageBuffer(100) for _ in KEYS]
-    outcomes = storage.batch_get(KEYS, [target.page for target in targets], deadline=LATER)
+    outcomes = storage.batch_get(KEYS, CHAIN, [target.page for target in targets], deadline=LATER)
     assert outcomes == [OK, OK, MISS, OK, OK]
     payloads = [target.read() for target in targets]
     assert payloads.pop(2) != BUFFERS[2].read()
@@ -121,7 +121,7 @@ def test_a_delay_passes_time_and_is_right_then() -> None:
     storage = FaultyStorage(
         make_inner(), faults={Verb.GET: [Fault.DELAY]}, delay_seconds=2.5, sleep=slept.append
     )
-    assert storage.batch_get(KEYS[:1], PAGES[:1], deadline=LATER) == [MISS]
+    assert storage.batch_get(KEYS[:1], CHAIN[:1], PAGES[:1], deadline=LATER) == [MISS]
     assert slept == [2.5]
 
 

@@ -56,7 +56,9 @@ class Rig:
 
     def get(self, num_pages: int = 8, *, deadline: float = LATER) -> list[PageOutcome]:
         targets = sources(KEYS[:num_pages])
-        return self.storage.batch_get(KEYS[:num_pages], pages_in(targets), deadline=deadline)
+        return self.storage.batch_get(
+            KEYS[:num_pages], CHAIN[:num_pages], pages_in(targets), deadline=deadline
+        )
 
     def set(self, num_pages: int = 8, *, deadline: float = LATER) -> list[PageOutcome]:
         keys, parents, pages = KEYS[:num_pages], CHAIN[:num_pages], PAGES[:num_pages]

@@ -92,11 +92,11 @@ def test_what_is_stored_does_not_follow_the_callers_memory() -> None:
     storage = make_storage()
     buffer = PageBuffer.holding(b"a" * PAGE_BYTES)
     storage.batch_set(KEYS[:1], [b""], [buffer.page], deadline=LATER)
-    storage.batch_get(KEYS[:1], [buffer.page], deadline=LATER)
+    storage.batch_get(KEYS[:1], [b""], [buffer.page], deadline=LATER)
     other = PageBuffer.holding(b"b" * PAGE_BYTES)
     storage.batch_set(KEYS[1:2], [b""], [other.page], deadline=LATER)
-    storage.batch_get(KEYS[1:2], [buffer.page], deadline=LATER)
-    storage.batch_get(KEYS[:1], [other.page], deadline=LATER)
+    storage.batch_get(KEYS[1:2], [b""], [buffer.page], deadline=LATER)
+    storage.batch_get(KEYS[:1], [b""], [other.page], deadline=LATER)
     assert (buffer.read(), other.read()) == (b"b" * PAGE_BYTES, b"a" * PAGE_BYTES)
 
 
@@ -129,7 +129,7 @@ def test_a_deadline_that_passes_within_a_batch_ends_it_between_pages() -> None:
     outcomes = storage.batch_set(KEYS, CHAIN, PAGES, deadline=4.0)
     assert outcomes == [OK] * 3 + [TIMEOUT] * 3
     assert storage.batch_exists(KEYS) == 3
-    assert storage.batch_get(KEYS[:3], PAGES[:3], deadline=6.0) == [OK, TIMEOUT, TIMEOUT]
+    assert storage.batch_get(KEYS[:3], CHAIN[:3], PAGES[:3], deadline=6.0) == [OK, TIMEOUT, TIMEOUT]
 
 
 def test_a_store_below_one_page_is_refused() -> None:

@@ -129,11 +129,11 @@ def share_found(
     num_found = num_pages = 0
     for keys in workload(random.Random(SEED)):
         found = storage.batch_exists(keys)
-        outcomes = storage.batch_get(keys[:found], [page] * found, deadline=1e18)
+        parents = [b"", *keys[:-1]]
+        outcomes = storage.batch_get(keys[:found], parents[:found], [page] * found, deadline=1e18)
         assert outcomes == [OK] * found
         rest = keys[found:]
-        parents = [keys[found - 1] if found else b"", *rest]
-        storage.batch_set(rest, parents[: len(rest)], [page] * len(rest), deadline=1e18)
+        storage.batch_set(rest, parents[found:], [page] * len(rest), deadline=1e18)
         num_found += found
         num_pages += len(keys)
     storage.close()

@@ -143,11 +143,11 @@ def test_a_file_system_that_has_no_more_space_is_used_as_far_as_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot be reserved is made room for, and what is stored can be read."""
-    storage = open_store(tmp_path)
+    storage = open_store(tmp_path, eviction_policy="lru")
     first = chain(2, 60)
     write(storage, first)
     monkeypatch.setattr(segments, "reserve_range", failing(errno.ENOSPC))
-    for name in range(10, 20):
+    for name in range(10, 30):
         keys = chain(name, 60)
         assert write(storage, keys) == [OK] * 60
         assert read(storage, keys) == [OK] * 60
@@ -292,7 +292,9 @@ def test_a_deadline_that_passes_within_a_batch_ends_it_between_pages(tmp_path: P
     outcomes = storage.batch_set(KEYS, [b"", *KEYS[:-1]], pages, deadline=5.0)
     assert outcomes == [OK, OK, OK, TIMEOUT]
     assert storage.batch_exists(KEYS) == 3
-    outcomes = storage.batch_get(KEYS, pages, deadline=storage._clock.seconds + 3)
+    outcomes = storage.batch_get(
+        KEYS, [b"", *KEYS[:-1]], pages, deadline=storage._clock.seconds + 3
+    )
     assert outcomes == [OK, OK, TIMEOUT, TIMEOUT]
-    assert storage.batch_get(KEYS[:3], pages[:3], deadline=LATER) == [OK] * 3
+    assert storage.batch_get(KEYS[:3], [b"", *KEYS[:2]], pages[:3], deadline=LATER) == [OK] * 3
     storage.close()

@@ -134,7 +134,7 @@ def test_a_page_cut_short_is_truncated_although_its_memory_holds_the_right_bytes
     page = page_of(tmp_path, KEYS[0])
     os.truncate(page.file, page.offset + PAGE_BYTES - 1)
     target = PageBuffer.holding(payload_of(KEYS[0]))
-    assert storage.batch_get(KEYS[:1], [target.page], deadline=LATER) == [TRUNCATED]
+    assert storage.batch_get(KEYS[:1], [b""], [target.page], deadline=LATER) == [TRUNCATED]
 
 
 @pytest.mark.parametrize("again", [False, True])

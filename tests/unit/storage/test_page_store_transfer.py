@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 4096
 NUM_PAGES = 9
 KEYS = chain(1, NUM_PAGES)
+CHAIN = [b"", *KEYS[:-1]]
 
 
 class Region:
@@ -120,14 +121,16 @@ def test_whatever_is_written_from_wherever_is_read_to_wherever(
             storage.register_memory([(region.address, region.num_bytes)])
         source = placing(region.address, page_bytes)
         region.fill(source, KEYS, page_bytes)
-        written = storage.batch_set(KEYS, [b"", *KEYS[:-1]], source, deadline=LATER)
+        written = storage.batch_set(KEYS, CHAIN, source, deadline=LATER)
         assert written == [OK] * NUM_PAGES
         for other in PLACINGS:
             for first in (0, 4):
                 region.clear()
                 target = other(region.address, page_bytes)[first:]
                 keys = KEYS[first:]
-                assert storage.batch_get(keys, target, deadline=LATER) == [OK] * len(keys)
+                assert storage.batch_get(keys, CHAIN[first:], target, deadline=LATER) == (
+                    [OK] * len(keys)
+                )
                 assert region.holds(target, keys, page_bytes)
         storage.close()
 
@@ -146,7 +149,7 @@ def test_pages_before_one_that_is_damaged_are_read(
         write(storage, KEYS, page_bytes=page_bytes)
         flip(list(list_pages(str(fast_path / str(bad))))[bad], page_bytes - 1)
         region.clear()
-        outcomes = storage.batch_get(KEYS, target, deadline=LATER)
+        outcomes = storage.batch_get(KEYS, CHAIN, target, deadline=LATER)
         assert outcomes == [OK] * bad + [CORRUPT] + [SKIPPED] * (NUM_PAGES - bad - 1)
         assert region.holds(target[:bad], KEYS[:bad], page_bytes)
         storage.close()
@@ -174,7 +177,7 @@ def test_an_error_of_the_disk_costs_the_pages_from_there_on(
     monkeypatch.setattr(os, "preadv", fails_there)
     region = Region(NUM_PAGES * (page_bytes + 2 * BLOCK_BYTES))
     target = placing(region.address, page_bytes)
-    outcomes = storage.batch_get(KEYS, target, deadline=LATER)
+    outcomes = storage.batch_get(KEYS, CHAIN, target, deadline=LATER)
     num_good = outcomes.count(OK)
     assert num_good <= 4
     assert [outcome.value for outcome in outcomes[num_good:]][:2] == ["failed", "skipped"]

@@ -62,7 +62,7 @@ class Rig:
 
     def get(self, deadline: float = LATER) -> list[PageOutcome]:
         self.targets = sources([PageHash(bytes(32))] * len(KEYS))
-        return self.storage.batch_get(KEYS, pages_in(self.targets), deadline=deadline)
+        return self.storage.batch_get(KEYS, CHAIN, pages_in(self.targets), deadline=deadline)
 
     def set(self, deadline: float = LATER) -> list[PageOutcome]:
         return self.storage.batch_set(KEYS, CHAIN, PAGES, deadline=deadline)
@@ -152,6 +152,16 @@ def test_no_retries_is_a_storage_that_only_passes_on() -> None:
     assert rig.set() == [FAILED, *[SKIPPED] * 7]
 
 
+def test_pages_that_are_tried_again_keep_their_parents() -> None:
+    rig = Rig()
+    for failing in (rig.inner.reads, rig.inner.writes):
+        failing.update({KEYS[2]: [FAILED], KEYS[5]: [FAILED]})
+    assert rig.set() == [OK] * 8
+    assert rig.get() == [OK] * 8
+    assert rig.storage.counts().num_attempts == 4
+    assert rig.inner.chained == set(zip(KEYS, CHAIN, strict=True))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_fails_now_and_then_is_as_if_it_had_not(seed: int) -> None:
     """Of two equal stores one fails pages at random, as often as there are attempts at most."""
@@ -163,7 +173,7 @@ def test_what_fails_now_and_then_is_as_if_it_had_not(seed: int) -> None:
     for failing in (rig.inner.reads, rig.inner.writes):
         failing.update({key: [FAILED] for key in rng.sample(KEYS, 6)})
     parents = [rng.choice([b"", *KEYS[:index]]) for index in range(8)]
-    assert rig.get() == sound.batch_get(KEYS, PAGES, deadline=LATER)
+    assert rig.get() == sound.batch_get(KEYS, CHAIN, PAGES, deadline=LATER)
     written = rig.storage.batch_set(KEYS, parents, PAGES, deadline=LATER)
     assert written == sound.batch_set(KEYS, parents, PAGES, deadline=LATER)
     rig.inner.reads.clear()

@@ -54,7 +54,7 @@ class Rig:
 
     def get(self, *, deadline: float = LATER) -> list[PageOutcome]:
         targets = [PageBuffer(PAGE_BYTES) for _ in KEYS]
-        outcomes = self.storage.batch_get(KEYS, pages_in(targets), deadline=deadline)
+        outcomes = self.storage.batch_get(KEYS, CHAIN, pages_in(targets), deadline=deadline)
         for outcome, key, target in zip(outcomes, KEYS, targets, strict=True):
             assert outcome is not OK or target.read() == payload(key)
         return outcomes
@@ -98,10 +98,10 @@ def test_each_group_gets_its_part_of_every_pool_however_the_page_is_cut(
     assert storage.batch_set(KEYS[:1], [b""], [source.page], deadline=LATER) == [OK]
     for backend, part in zip(groups, expected, strict=True):
         target = PageBuffer(len(part))
-        assert backend.batch_get(KEYS[:1], [target.page], deadline=LATER) == [OK]
+        assert backend.batch_get(KEYS[:1], CHAIN[:1], [target.page], deadline=LATER) == [OK]
         assert target.read() == part
     target = PageBuffer(*sizes[::-1])
-    assert storage.batch_get(KEYS[:1], [target.page], deadline=LATER) == [OK]
+    assert storage.batch_get(KEYS[:1], CHAIN[:1], [target.page], deadline=LATER) == [OK]
     assert target.read() == page
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,11 @@ from hicache.storage.memory import MemoryStorage
 from hicache.storage.page_store import PageStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from hicache.storage import Page
+    from hicache.types import PageHash, PageOutcome
 
 NAMESPACE = StorageNamespace(
     model="model",
@@ -127,6 +131,47 @@ def test_what_is_not_a_backend_is_refused(module_path: str, class_name: str, rea
     """Cases C102 and C121."""
     with pytest.raises(ConfigError, match=reason):
         StorageBackendFactory.default().create_backend("dynamic", dynamic(module_path, class_name))
+
+
+class StorageOfBefore(MemoryStorage):
+    def batch_get(  # type: ignore[override]
+        self, keys: Sequence[PageHash], pages: Sequence[Page], *, deadline: float
+    ) -> list[PageOutcome]:
+        raise AssertionError("was opened")
+
+
+class BatchesOfBefore(MemoryStorage):
+    def _read_pages(  # type: ignore[override]
+        self, keys: Sequence[PageHash], pages: Sequence[Page], deadline: float
+    ) -> list[PageOutcome]:
+        raise AssertionError("was opened")
+
+
+class AnyArguments(MemoryStorage):
+    def batch_get(self, *args: Any, **kwargs: Any) -> list[PageOutcome]:
+        return super().batch_get(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("backend_class", "reason"),
+    [
+        (StorageOfBefore, r"batch_get take \(keys, parent_keys, pages, \*, deadline\)"),
+        (BatchesOfBefore, r"_read_pages take \(keys, parent_keys, pages, deadline\)"),
+    ],
+)
+def test_a_backend_that_was_written_for_another_contract_is_refused_with_what_to_change(
+    plugin: str, backend_class: type, reason: str
+) -> None:
+    """When it is opened, instead of failing with every call."""
+    vars(sys.modules[plugin])["Storage"] = backend_class
+    with pytest.raises(ConfigError, match=f"is of another version of the contract; let {reason}"):
+        StorageBackendFactory.default().create_backend("dynamic", dynamic(plugin, "Storage"))
+
+
+def test_a_backend_may_take_more_than_it_is_given(plugin: str) -> None:
+    vars(sys.modules[plugin])["Storage"] = AnyArguments
+    storage = StorageBackendFactory.default().create_backend("dynamic", dynamic(plugin, "Storage"))
+    assert storage.batch_get([], [], [], deadline=0.0) == []
 
 
 def test_a_backend_without_its_client_library_says_what_is_missing(

@@ -130,6 +130,6 @@ def test_a_full_tier_in_front_costs_nothing_but_its_hits() -> None:
     assert storage.batch_set(KEYS, CHAIN, PAGES, deadline=LATER) == [OK] * 8
     for _ in range(2):
         targets = sources(KEYS)
-        assert storage.batch_get(KEYS, pages_in(targets), deadline=LATER) == [OK] * 8
+        assert storage.batch_get(KEYS, CHAIN, pages_in(targets), deadline=LATER) == [OK] * 8
     assert [tier.storage.batch_exists(KEYS) for tier in storage.tiers] == [3, 8]
     assert storage.fill_outcomes() == {NO_SPACE: 2, SKIPPED: 8}

@@ -24,6 +24,7 @@ from storage_fakes import (
     make_config,
     pages_in,
     payload,
+    sources,
 )
 
 from hicache.clock import ManualClock
@@ -72,7 +73,7 @@ class Rig:
     def get(self, part: slice = slice(8), *, deadline: float = LATER) -> list[PageOutcome]:
         self.targets = [PageBuffer(PAGE_BYTES) for _ in KEYS[part]]
         pages = pages_in(self.targets)
-        outcomes = self.storage.batch_get(KEYS[part], pages, deadline=deadline)
+        outcomes = self.storage.batch_get(KEYS[part], CHAIN[part], pages, deadline=deadline)
         for outcome, key, target in zip(outcomes, KEYS[part], self.targets, strict=True):
             assert outcome is not OK or target.read() == payload(key)
         return outcomes
@@ -212,6 +213,19 @@ def test_a_filled_page_is_behind_the_page_before_it() -> None:
     assert rig.get() == [OK] * 8
     assert fast.held == set(KEYS[:3])
     assert rig.storage.fill_outcomes() == {OK: 3, NO_SPACE: 1, SKIPPED: 4}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_tiers_are_told_what_each_page_was_chained_from(seed: int) -> None:
+    """Whatever that is: ranks that share a prefix do not ask for the page before one."""
+    rng = random.Random(seed)
+    rig = Rig(*[holding(*rng.sample(KEYS, 4)) for _ in range(3)], holding(*KEYS))
+    parents = [rng.randbytes(32) for _ in KEYS]
+    targets = sources(KEYS)
+    assert rig.storage.batch_get(KEYS, parents, pages_in(targets), deadline=LATER) == [OK] * 8
+    asked_or_given = set.union(*(tier.chained for tier in rig.tiers))
+    assert asked_or_given == set(zip(KEYS, parents, strict=True))
+    assert rig.tiers[0].held == set(KEYS)
 
 
 @pytest.mark.parametrize("bound", range(8))

@@ -187,9 +187,10 @@ def test_bytes_come_back_from_host_and_store_and_lie_there_in_the_layouts_order(
         )
     )  # fmt: skip
     written = [page_of(pools, page) for page in host_pages.tolist()]
-    store.batch_set(keys, [b"", *keys[:-1]], written, deadline=1e9)
+    parents = [b"", *keys[:-1]]
+    store.batch_set(keys, parents, written, deadline=1e9)
     read = [page_of(pools, page) for page in others.tolist()]
-    assert store.batch_get(keys, read, deadline=1e9) == [PageOutcome.OK] * MOVED
+    assert store.batch_get(keys, parents, read, deadline=1e9) == [PageOutcome.OK] * MOVED
 
     for side in pools:
         side.fill(np.zeros_like(side.content))
