@@ -112,6 +112,14 @@ class StorageConfig(Section):
             "a call that takes longer is given up and counts as a miss", unit="seconds", above=0
         ),
     )
+    open_timeout_seconds: float = field(
+        default=120.0,
+        metadata=about(
+            "how long the scheduler waits for the store to open, or to be cleared",
+            unit="seconds",
+            above=0,
+        ),
+    )
     max_inflight_persist_operations: int = field(
         default=1024,
         metadata=about("beyond these, new nodes are not persisted", unit="operations", at_least=1),

@@ -14,7 +14,8 @@ from hicache.controller.storage_attachment import (
     StoragePolicies,
     StorageStatus,
 )
-from hicache.controller.storage_tier import StorageTier, resilient_storage, thread_executor
+from hicache.controller.storage_tier import StorageTier, thread_executor
+from hicache.controller.store_opening import resilient_storage
 from hicache.controller.workers import Executor, ThreadExecutor, Work
 
 __all__ = [

@@ -40,7 +40,8 @@ class PoolPair(NamedTuple):
 class Mover(Protocol):
     """Carries out jobs; every job ends in exactly one result whose phase is ended.
 
-    One thread calls; no method but `close` and those that open, close and clear a store blocks.
+    One thread calls; no method but `close` and those that open, close and clear a store blocks, and
+    those do for a bounded time, whatever the backend does.
     """
 
     def submit_write(self, job: WriteJob) -> None:
@@ -76,6 +77,12 @@ class Mover(Protocol):
 
         False when a call still runs after `timeout_seconds`: the store stays open for it and takes
         no new work, and a later call completes what this one has begun.
+        """
+
+    def discard_storage(self) -> None:
+        """Undo `attach_storage`, of a store that was given no work.
+
+        Should closing it hang, it is left to itself, for some seconds' wait.
         """
 
     def clear_storage(self) -> int:
@@ -213,6 +220,10 @@ class LocalMover:
         """See `Mover.detach_storage`."""
         return self._storage.detach(timeout_seconds)
 
+    def discard_storage(self) -> None:
+        """See `Mover.discard_storage`."""
+        self._storage.discard()
+
     def clear_storage(self) -> int:
         """See `Mover.clear_storage`."""
         return self._storage.clear()
@@ -232,7 +243,7 @@ class LocalMover:
         stopped = True
         for stream in (self._write_stream, self._load_stream):
             stopped &= stream.close(max(0.0, end - self._clock.now()))
-        stopped &= self._storage.detach(max(0.0, end - self._clock.now()))
+        stopped &= self._storage.close(max(0.0, end - self._clock.now()))
         if stopped:
             for pair in self._pairs:
                 pair.host_pool.close()

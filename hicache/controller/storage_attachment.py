@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AttachmentState", "StorageAttachment", "StoragePolicies", "StorageStatus"]
 
-_UNDO_SECONDS = 5.0
-"""For closing a store that nobody has used yet."""
-
 
 class AttachmentState(str, Enum):
     """Whether there is a store, and whether it takes work.
@@ -133,7 +130,9 @@ class StorageAttachment:
         policies: StoragePolicies | None,
         num_in_flight: int,
     ) -> HiCacheConfig:
-        """Open a store; nothing when this very one is open. Blocks as its backend does.
+        """Open a store; nothing when this very one is open.
+
+        Blocks as its backend does, but for `storage.open_timeout_seconds` at most.
 
         Args:
             storage: the store.
@@ -148,6 +147,8 @@ class StorageAttachment:
             HiCacheError: another one is there, something is in flight, another rank could not open
                 its own, or was given other options; nothing has changed.
             ConfigError: the backend cannot be had; nothing has changed.
+            StorageTimeout: it does not open in time; nothing has changed, and what it opens later
+                is closed.
         """
         self._meeting.require_all()
         wanted = config
@@ -166,7 +167,7 @@ class StorageAttachment:
             self._agree_on_attach(storage, wanted, opened=True)
         except HiCacheError:
             if self.state is AttachmentState.DETACHED:
-                self._mover.detach_storage(_UNDO_SECONDS)
+                self._mover.discard_storage()
             raise
         self.state, self.config = AttachmentState.ATTACHED, storage
         return wanted
@@ -205,9 +206,12 @@ class StorageAttachment:
         self.closed()
 
     def clear(self, *, num_in_flight: int) -> int:
-        """Remove this namespace's pages from the store and return how many; blocks.
+        """Remove this namespace's pages from the store and return how many.
+
+        Blocks as the backend does, but for `storage.open_timeout_seconds` at most.
 
         Raises:
+            StorageTimeout: it is not cleared by then, and goes on; meanwhile work ends with nothing.
             HiCacheError: no store takes work, something is in flight, or another rank could not
                 clear its own.
         """

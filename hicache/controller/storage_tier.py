@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from hicache.config import RankPlacement
+from hicache.controller.lone_call import LoneCall
 from hicache.controller.records import (
     PagesResult,
     PersistJob,
@@ -16,15 +16,14 @@ from hicache.controller.records import (
     QueryResult,
     StorageReport,
 )
-from hicache.controller.shards import is_replicated, stored_shards, stores_pages
+from hicache.controller.shards import stores_pages
 from hicache.controller.storage_work import StorageContext, create_work
+from hicache.controller.store_opening import StoreOpener
 from hicache.controller.workers import ThreadExecutor
-from hicache.errors import HiCacheError, StorageError
-from hicache.storage import HiCacheStorageConfig, Piece
+from hicache.errors import HiCacheError, StorageError, StorageTimeout
+from hicache.storage import Piece
 from hicache.storage.circuit_breaker import CircuitBreakerStorage
 from hicache.storage.instrumented import InstrumentedStorage
-from hicache.storage.retrying import RetryingStorage
-from hicache.storage.split_heads import SplitHeadsStorage
 from hicache.storage.wrapper import storage_layers
 from hicache.types import PageOutcome
 
@@ -35,15 +34,19 @@ if TYPE_CHECKING:
     from hicache.config import StorageConfig
     from hicache.controller.records import StorageJob, StorageResult
     from hicache.controller.storage_work import StorageWork
+    from hicache.controller.store_opening import WrapBackend
     from hicache.controller.workers import Executor
     from hicache.pools import CpLayout, HostKVPool
-    from hicache.storage import HiCacheStorage, Page, StorageBackendFactory
+    from hicache.storage import Page, StorageBackendFactory
     from hicache.types import IntArray, OperationId
 
-__all__ = ["StorageTier", "resilient_storage", "thread_executor"]
+__all__ = ["StorageTier", "thread_executor"]
 
 _GRACE = 1.5
 """A call is overdue this much later than the deadline that its backend was given."""
+
+_UNDO_SECONDS = 5.0
+"""For closing a store that nobody has used yet."""
 
 
 def thread_executor(config: StorageConfig, clock: Clock) -> Executor:
@@ -55,30 +58,11 @@ def thread_executor(config: StorageConfig, clock: Clock) -> Executor:
     )
 
 
-def resilient_storage(
-    backend: HiCacheStorage, config: StorageConfig, clock: Clock
-) -> HiCacheStorage:
-    """Return a backend with what stands around it outside of simulations.
-
-    Failed pages are tried again, and a backend that fails all the same is left alone for a while:
-    the breaker is outside, so that it counts what retries could not mend.
-    """
-    if config.retry_attempts:
-        backend = RetryingStorage(backend, max_attempts=config.retry_attempts, clock=clock)
-    if config.breaker_failures:
-        backend = CircuitBreakerStorage(
-            backend,
-            max_failures=config.breaker_failures,
-            cooldown_seconds=config.breaker_cooldown_seconds,
-            clock=clock,
-        )
-    return backend
-
-
 class StorageTier:
     """Opens and closes the store, and runs storage jobs against it.
 
-    One thread calls; results come from the workers through a queue.
+    One thread calls; results come from the workers through a queue. A backend that hangs while it
+    is opened, cleared or closed keeps that thread for a bounded time.
 
     Of ranks that hold the same bytes (latent attention on tensor-parallel ranks, or more ranks than
     heads) only the first stores them. The others say at once that all pages of a persist are
@@ -110,26 +94,37 @@ class StorageTier:
         cp_host_layout: CpLayout | None = None,
         eviction_policy: str | None = None,
         create_executor: Callable[[StorageConfig, Clock], Executor] = thread_executor,
-        wrap_backend: Callable[[HiCacheStorage, StorageConfig, Clock], HiCacheStorage]
-        | None = None,
+        wrap_backend: WrapBackend | None = None,
     ) -> None:
         self._host_pools = tuple(host_pools)
-        self._geometries = [pool.geometry for pool in host_pools]
-        self._page_bytes = sum(geometry.page_bytes for geometry in self._geometries)
-        self._placement = placement or RankPlacement()
-        self._stores_pages = stores_pages(self._geometries, self._placement)
+        placement = placement or RankPlacement()
+        geometries = [pool.geometry for pool in host_pools]
+        self._page_bytes = sum(geometry.page_bytes for geometry in geometries)
+        self._stores_pages = stores_pages(geometries, placement)
         self._cp_host_layout = cp_host_layout
-        self._eviction_policy = eviction_policy
-        self._factory = factory
         self._clock = clock
         self._create_executor = create_executor
-        self._wrap_backend = wrap_backend
+        self._opener = StoreOpener(
+            host_pools=self._host_pools,
+            factory=factory,
+            clock=clock,
+            placement=placement,
+            cp_host_layout=cp_host_layout,
+            eviction_policy=eviction_policy,
+            wrap_backend=wrap_backend,
+        )
         # Appended to by workers, taken from by the owner; a deque's ends are thread-safe.
         self._results: deque[StorageResult] = deque()
         self._works: dict[OperationId, StorageWork] = {}
         self._backend: InstrumentedStorage | None = None
         self._executor: Executor | None = None
         self._context: StorageContext | None = None
+        self._open_timeout_seconds = 0.0
+        # Under way, or not asked for its answer yet.
+        self._clearing: LoneCall[int] | None = None
+        self._closing: LoneCall[None] | None = None
+        # Calls that nobody waits for, which may still touch host memory.
+        self._left_behind: list[LoneCall[Any]] = []
 
     @property
     def num_abandoned_calls(self) -> int:
@@ -145,27 +140,34 @@ class StorageTier:
         return self._backend
 
     def attach(self, config: StorageConfig) -> None:
-        """Open the store.
+        """Open the store; blocks for `config.open_timeout_seconds` at most.
 
         Raises:
             HiCacheError: a store is attached already.
             ConfigError: the backend cannot be had, or pages of this rank have no name or cannot be
-                split as they have to; nothing has changed.
+                split as they have to.
+            StorageTimeout: it does not open in time; should it do so later, it is closed.
+
+        After an error nothing has changed.
         """
         if self._backend is not None:
             raise HiCacheError("a storage backend is attached already; detach it first")
-        bare = self._open(config)
-        wrapped = self._wrap_backend(bare, config, self._clock) if self._wrap_backend else bare
-        backend = InstrumentedStorage(wrapped, clock=self._clock)
-        try:
-            backend.register_memory(
-                [region for pool in self._host_pools for region in pool.regions()]
+        opening = LoneCall(partial(self._opener.open, config), "hicache-storage-open")
+        if not opening.returned(config.open_timeout_seconds):
+            opening.give_up(InstrumentedStorage.close)
+            self._left_behind.append(opening)
+            raise StorageTimeout(
+                f"storage backend {config.backend!r} has not opened within "
+                f"{config.open_timeout_seconds:g} s; see what it waits for, or set "
+                "storage.open_timeout_seconds higher"
             )
+        backend = self._backend = opening.answer()
+        try:
             self._executor = self._create_executor(config, self._clock)
         except BaseException:
-            backend.close()
+            self.discard()
             raise
-        self._backend = backend
+        self._open_timeout_seconds = config.open_timeout_seconds
         self._context = StorageContext(
             backend=backend,
             clock=self._clock,
@@ -179,23 +181,69 @@ class StorageTier:
     def detach(self, timeout_seconds: float) -> bool:
         """Stop the workers and close the store; True when none is attached.
 
-        False when a call still runs: the store stays open for it, no new work is taken, and a later
-        detach tries again.
+        False when a call still runs, that to close it too: the store stays open for it, no new work
+        is taken, and a later detach tries again. What closing raises is raised, and the store is
+        detached.
         """
+        end = self._clock.now() + timeout_seconds
         if self._executor is not None and not self._executor.close(timeout_seconds):
             return False
-        try:
-            if self._backend is not None:
-                self._backend.close()
-        finally:
-            self._backend = self._executor = self._context = None
+        if self._backend is None:
+            return True
+        self._context = None
+        if self._clearing is not None:
+            if not self._clearing.returned(max(0.0, end - self._clock.now())):
+                return False
+            self._clearing = None
+        if self._closing is None:
+            self._closing = LoneCall(self._backend.close, "hicache-storage-close")
+        closing = self._closing
+        if not closing.returned(max(0.0, end - self._clock.now())):
+            return False
+        self._backend = self._executor = self._closing = None
+        closing.answer()
         return True
 
+    def discard(self) -> None:
+        """Close a store that was given no work; should that hang, it is left to itself."""
+        if not self.detach(_UNDO_SECONDS):
+            if self._closing is not None:
+                self._closing.give_up()
+                self._left_behind.append(self._closing)
+            self._backend = self._executor = self._context = self._closing = None
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Detach for good; False also while a call runs that was left to itself."""
+        end = self._clock.now() + timeout_seconds
+        if not self.detach(timeout_seconds):
+            return False
+        left = self._left_behind
+        self._left_behind = [
+            call for call in left if not call.returned(max(0.0, end - self._clock.now()))
+        ]
+        return not self._left_behind
+
     def clear(self) -> int:
-        """Remove every page of this namespace; a `StorageError` when no store is attached."""
+        """Remove every page of this namespace; blocks as long as opening the store may.
+
+        Raises:
+            StorageError: no store is attached, or what the backend raises.
+            StorageTimeout: the backend is not done yet. Until it is, work ends at once, with
+                nothing; a later call waits for the same end.
+        """
         if self._backend is None:
             raise StorageError("no storage backend is attached; attach one before clearing it")
-        return self._backend.clear()
+        if self._clearing is None:
+            self._clearing = LoneCall(self._backend.clear, "hicache-storage-clear")
+        clearing = self._clearing
+        if not clearing.returned(self._open_timeout_seconds):
+            clearing.give_up()
+            raise StorageTimeout(
+                f"the storage backend is not cleared within {self._open_timeout_seconds:g} s; it "
+                "goes on; clear again to wait for it"
+            )
+        self._clearing = None
+        return clearing.answer()
 
     def report(self) -> StorageReport:
         """Return how the store does, from what was noted of its calls: asks no backend."""
@@ -216,6 +264,9 @@ class StorageTier:
         """Queue a job; without a store it ends at once, with nothing."""
         if self._context is None or self._executor is None:
             self._results.append(_nothing(job, "no storage backend is attached"))
+            return
+        if self._is_being_cleared():
+            self._results.append(_nothing(job, "the storage backend is being cleared"))
             return
         if isinstance(job, PersistJob) and not self._stores_pages:
             self._results.append(_stored_by_another_rank(job))
@@ -258,40 +309,11 @@ class StorageTier:
             for page in host_pages.tolist()
         ]
 
-    def _open(self, config: StorageConfig) -> HiCacheStorage:
-        """Return the backend, or one for each group of heads as one."""
-        placement = self._placement
-        if self._cp_host_layout is not None:
-            # A page is whole on its owner, and the next time another rank may own it.
-            placement = dataclasses.replace(placement, cp_rank=0, cp_size=1)
-        shards = stored_shards(config, self._geometries, self._host_pools[0].layout, placement)
-        configs = [
-            HiCacheStorageConfig(
-                namespace=shard.namespace,
-                page_bytes=sum(shard.pool_bytes),
-                extra_config=config.extra_config,
-                clock=self._clock,
-                placement=self._placement,
-                is_mla_model=is_replicated(self._geometries),
-                tp_lcm_size=config.tp_lcm_size,
-                eviction_policy=self._eviction_policy,
-            )
-            for shard in shards
-        ]
-        with ExitStack() as undo:
-            backends = []
-            for one in configs:
-                backends.append(self._factory.create_backend(config.backend, one))
-                undo.callback(backends[-1].close)
-            storage = backends[0]
-            if len(backends) > 1:
-                storage = SplitHeadsStorage(
-                    backends,
-                    config=dataclasses.replace(configs[0], page_bytes=self._page_bytes),
-                    pool_bytes=[geometry.page_bytes for geometry in self._geometries],
-                )
-            undo.pop_all()
-        return storage
+    def _is_being_cleared(self) -> bool:
+        """Whether a clear that was not waited for to its end still runs."""
+        if self._clearing is not None and self._clearing.returned():
+            self._clearing = None
+        return self._clearing is not None
 
 
 def _stored_by_another_rank(job: PersistJob) -> PagesResult:

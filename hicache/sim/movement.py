@@ -222,6 +222,10 @@ class WatchedMover:
         """See `Mover.detach_storage`."""
         return self._mover.detach_storage(timeout_seconds)
 
+    def discard_storage(self) -> None:
+        """See `Mover.discard_storage`."""
+        self._mover.discard_storage()
+
     def clear_storage(self) -> int:
         """See `Mover.clear_storage`."""
         return self._mover.clear_storage()

@@ -118,6 +118,10 @@ class RemoteMover:
         detached: bool = self.call("detach_storage", timeout_seconds, may_take=timeout_seconds)
         return detached
 
+    def discard_storage(self) -> None:
+        """See `Mover.discard_storage`."""
+        self.call("discard_storage")
+
     def clear_storage(self) -> int:
         """See `Mover.clear_storage`."""
         num_removed: int = self.call("clear_storage")

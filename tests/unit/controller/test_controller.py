@@ -76,6 +76,9 @@ class RecordingMover:
     def detach_storage(self, timeout_seconds: float) -> bool:
         return True
 
+    def discard_storage(self) -> None:
+        pass
+
     def clear_storage(self) -> int:
         return 0
 
