@@ -127,6 +127,9 @@ static int submit_more(Move *move)
         size_t wanted = request_of(move, move->next - 1)->wanted;
         move->place->offset += (off_t)wanted;
         move->place->num_bytes -= wanted;
+        /* What is written is looked at while the disk has it and what came before. */
+        if (move->writes && !pass_over(move->stream, wanted))
+            return ENOMEM;
     }
     return 0;
 }
@@ -174,8 +177,8 @@ static int run(Move *move)
     size_t num_moved = 0;
     for (bool complete = true;;) {
         int error = complete ? submit_more(move) : 0;
-        /* The checksum of a request is computed while others are under way. */
-        if (!error && !pass_over(move->stream, num_moved))
+        /* What was read is looked at while the disk has what comes next. */
+        if (!error && !move->writes && !pass_over(move->stream, num_moved))
             error = ENOMEM;
         if (error || !complete || move->oldest == move->next)
             return error;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,7 @@ from hicache.storage.page_store.refill import Refill
 from hicache.storage.page_store.segments import FULL_ERRNOS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Iterable
 
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.eviction_policies import StoragePolicy
@@ -30,6 +31,8 @@ __all__ = ["Allocator", "Claim"]
 
 _IDS_PER_LEASE = 4096
 _COMMITS_AHEAD = 2
+_NEEDS_AHEAD = 8
+"""A store with room takes space for so many batches at a time: each time costs a commit."""
 
 
 class Claim(NamedTuple):
@@ -112,13 +115,15 @@ class Allocator:
         with self._lock:
             self._lists[kind].add(extents)
 
-    def refill(self, num_pages: int, page_bytes: int, protected: Iterable[bytes]) -> bool:
+    def refill(
+        self, num_pages: int, page_bytes: int, protected: Callable[[], Iterable[bytes]]
+    ) -> bool:
         """Lease blocks for that many pages, evicting others if need be.
 
         Args:
             num_pages: that are still to be written; some may find room here already.
             page_bytes: of each.
-            protected: names of pages whose groups must not be evicted from.
+            protected: tells the names of pages whose groups must not be evicted from.
 
         Returns:
             Whether there is more to claim than before, or might be after another call.
@@ -127,23 +132,26 @@ class Allocator:
             OSError, lmdb.Error: nothing has changed.
         """
         need = _Need(self._headers_for(num_pages), num_pages * blocks_for(page_bytes))
-        gain = self._try_refill(need, protected, check_room=True)
+        gain = self._try_refill(need, protected, check_room=True, num_needs=_NEEDS_AHEAD)
         if gain is None:
-            self.make_room(_COMMITS_AHEAD * changes_per_commit(self.limits))
+            num_changes = _COMMITS_AHEAD * changes_per_commit(self.limits)
+            self.make_room(num_changes, protected=protected)
             gain = self._try_refill(need, protected)
         # What is here of one kind may be what the other kind lacks; or the disk be full.
         gain = gain or self._try_refill(need, protected, anew=True)
         gain = gain or self._try_refill(need, protected, anew=True, may_grow=False)
         return bool(gain)
 
-    def make_room(self, num_changes: int, *, protected: Collection[int] = ()) -> None:
+    def make_room(
+        self, num_changes: int, *, protected: Callable[[], Iterable[bytes]] = tuple
+    ) -> None:
         """Shrink the store until its index has room for changes, or nothing more can go.
 
         What the file system lacks of its free space is given back too.
 
         Args:
             num_changes: room for more than a few commits may make is not asked for.
-            protected: ids of groups that must not be evicted from.
+            protected: see `refill`.
 
         Raises:
             OSError, lmdb.Error: what was done in earlier commits stays.
@@ -164,7 +172,8 @@ class Allocator:
                 # What is evicted is decided by the latest uses.
                 self._touches.write(write)
                 self._surrender(write)
-                shrunk = refill.shrink(num_changes, num_lacking, protected)
+                groups = _groups_of(write, protected())
+                shrunk = refill.shrink(num_changes, num_lacking, groups)
             num_lacking -= shrunk.num_blocks
             more = shrunk.more
 
@@ -186,9 +195,10 @@ class Allocator:
     def _try_refill(
         self,
         need: _Need,
-        protected: Iterable[bytes],
+        protected: Callable[[], Iterable[bytes]],
         *,
         check_room: bool = False,
+        num_needs: int = 1,
         may_grow: bool = True,
         anew: bool = False,
     ) -> int | None:
@@ -198,6 +208,7 @@ class Allocator:
             need: what must be here afterwards, if possible.
             protected: see `refill`.
             check_room: whether the index must have room for this, and the file system its floor.
+            num_needs: how many times as much to lease if there is room.
             may_grow: whether to lease blocks that have no space on the disk yet.
             anew: whether to give everything back first that nobody has claimed.
 
@@ -220,12 +231,18 @@ class Allocator:
             refill.register()
             before = self._surrender(write) if anew else _Need(0, 0)
             missing = self._missing(need)
-            groups = _groups_of(write, protected)
+            groups = functools.cache(lambda: _groups_of(write, protected()))
             leased = {
-                kind: refill.lease(kind, num_blocks, groups, may_grow=may_grow)
-                for kind, num_blocks in (
-                    (BlockKind.HEADER, missing.headers),
-                    (BlockKind.PAYLOAD, missing.payload),
+                kind: refill.lease(
+                    kind,
+                    num_missing,
+                    groups,
+                    may_grow=may_grow,
+                    num_ahead=num_needs * num_needed,
+                )
+                for kind, num_missing, num_needed in (
+                    (BlockKind.HEADER, missing.headers, need.headers),
+                    (BlockKind.PAYLOAD, missing.payload, need.payload),
                 )
             }
             first_id = Catalogue(write).add_to(NEXT_GROUP_ID, _IDS_PER_LEASE)

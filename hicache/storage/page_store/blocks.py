@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["BLOCK_BYTES", "BlockKind", "Extent", "blocks_for", "count_blocks", "cut", "merge"]
+__all__ = [
+    "BLOCK_BYTES",
+    "BlockKind",
+    "Extent",
+    "blocks_for",
+    "count_blocks",
+    "cut",
+    "join",
+    "merge",
+]
 
 BLOCK_BYTES = 4096
 """What payloads are aligned to: the block of common file systems, as direct I/O wants it."""
@@ -66,12 +75,17 @@ def cut(extents: Sequence[Extent], first: int, num_blocks: int) -> list[Extent]:
     return parts
 
 
+def join(extents: Iterable[Extent]) -> list[Extent]:
+    """Return the same blocks in the same order, extents joined where one goes on behind another."""
+    joined: list[Extent] = []
+    for extent in extents:
+        if joined and joined[-1].segment == extent.segment and joined[-1].end == extent.block:
+            last = joined.pop()
+            extent = Extent(last.segment, last.block, last.num_blocks + extent.num_blocks)
+        joined.append(extent)
+    return joined
+
+
 def merge(extents: Iterable[Extent]) -> list[Extent]:
     """Return the same blocks in order of their place, neighbours joined."""
-    merged: list[Extent] = []
-    for extent in sorted(extents):
-        if merged and merged[-1].segment == extent.segment and merged[-1].end == extent.block:
-            last = merged.pop()
-            extent = Extent(last.segment, last.block, last.num_blocks + extent.num_blocks)
-        merged.append(extent)
-    return merged
+    return join(sorted(extents))

@@ -23,7 +23,7 @@ from hicache.storage.page_store.records import GroupState, PageEntry, page_name
 from hicache.storage.page_store.reuse_history import class_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hicache.storage.page_store.departed import Departed
     from hicache.storage.page_store.index import WriteTransaction
@@ -110,13 +110,7 @@ class Catalogue:
             are none, nothing has changed.
         """
         prefix = page_name(namespace_id)
-        num_pages = group.num_pages
-        stored = 0
-        for position in _positions(positions & ((1 << num_pages) - 1)):
-            entry = PageEntry(group.group_id, position, num_pages).encode()
-            name = prefix + group.key(position)
-            if self._txn.put(name, entry, overwrite=False, db=self._dbs.pages):
-                stored |= 1 << position
+        stored = self._enter_pages(prefix, group, positions & ((1 << group.num_pages) - 1))
         if stored:
             tick = self._write.history.tick() if last_use is None else last_use
             num_uses = 1
@@ -125,9 +119,8 @@ class Catalogue:
                 num_uses += departed.recall(self._write.history, prefix + group.key(first))
             state = GroupState(stored, tick, num_uses, num_uses, namespace_id)
             self._txn.put(GROUP_KEY.pack(group.group_id), group.encode(), db=self._dbs.groups)
-            for position in _positions(stored):
-                if not state.is_stored(position - 1):
-                    self._add_child(namespace_id, group.parent_of(position))
+            for position in _positions(stored & ~(stored << 1)):
+                self._add_child(namespace_id, group.parent_of(position))
             self._file(group, state)
             self.add_to(pages_counter(namespace_id), state.num_stored)
         return stored
@@ -219,6 +212,22 @@ class Catalogue:
         self._txn.put(GROUP_KEY.pack(group_id), state.encode(), db=self._dbs.states)
         if was_leaf:
             self._enqueue(group_id, state)
+
+    def _enter_pages(self, prefix: bytes, group: Group, positions: int) -> int:
+        """Make entries of those pages of a group that have none; return them, one bit each."""
+        entries = PageEntry.encode_all(group.group_id, group.num_pages)
+        pairs = list(zip(group.names(prefix), entries, strict=True))
+        wanted = [pairs[position] for position in _positions(positions)]
+        with self._txn.cursor(self._dbs.pages) as cursor:
+            _, num_new = cursor.putmulti(wanted, overwrite=False)
+        if num_new == len(wanted):
+            return positions
+        # An entry is like no other, so what reads back as written was stored by this.
+        return sum(
+            1 << position
+            for position in _positions(positions)
+            if self._txn.get(pairs[position][0], db=self._dbs.pages) == entries[position]
+        )
 
     def _tail(self, group: Group, most: int) -> int:
         """Return up to `most` pages from the end of a group that nothing else hangs below."""
@@ -312,7 +321,12 @@ class Catalogue:
         return count
 
 
-def _positions(bits: int) -> Iterator[int]:
+def _positions(bits: int) -> Iterable[int]:
+    """Return the numbers of the bits that are set, in order."""
+    return _scan(bits) if bits & (bits + 1) else range(bits.bit_length())
+
+
+def _scan(bits: int) -> Iterator[int]:
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

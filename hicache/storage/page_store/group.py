@@ -109,6 +109,11 @@ class Group(NamedTuple):
         """Return the key of one page."""
         return self.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
 
+    def names(self, prefix: bytes) -> list[bytes]:
+        """Return the keys of all pages, each behind `prefix`."""
+        keys = self.keys
+        return [prefix + keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+
     def parent_of(self, position: int) -> bytes:
         """Return what one page is chained from."""
         return self.key(position - 1) if position else self.parent_key

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,8 +43,7 @@ _MAX_READERS = 1024
 _VERSION = "index 2"
 """Follows the store's id, so that other versions take this index for that of another store."""
 
-_NAP_SECONDS = 0.0005
-_MAX_NAPS = 100
+_PATIENCE_SECONDS = 0.05
 
 
 class IndexDamaged(StorageError):
@@ -118,36 +116,37 @@ class _Readers:
     """
 
     def __init__(self) -> None:
-        # Guards the two below; held for a look at them only.
-        self._lock = threading.Lock()
+        # Guards the two below, and is notified when a reader leaves; held for a look at them only.
+        self._left = threading.Condition(threading.Lock())
         self._epoch = 0
         self._counts: Counter[int] = Counter()
 
     def enter(self) -> int:
         """Count a reader, and return what to `leave` with."""
-        with self._lock:
+        with self._left:
             self._counts[self._epoch] += 1
             return self._epoch
 
     def leave(self, epoch: int) -> None:
         """Count a reader no longer."""
-        with self._lock:
+        with self._left:
             self._counts[epoch] -= 1
             if not self._counts[epoch]:
                 del self._counts[epoch]
+                self._left.notify_all()
 
     def begin_epoch(self) -> None:
         """Note a commit."""
-        with self._lock:
+        with self._left:
             self._epoch += 1
 
     def wait_for_old_ones(self) -> None:
         """Wait for readers from before the newest commit, but not for long."""
-        for _ in range(_MAX_NAPS):
-            with self._lock:
-                if all(epoch == self._epoch for epoch in self._counts):
-                    return
-            time.sleep(_NAP_SECONDS)
+        with self._left:
+            self._left.wait_for(self._are_new, _PATIENCE_SECONDS)
+
+    def _are_new(self) -> bool:
+        return all(epoch == self._epoch for epoch in self._counts)
 
 
 class Index:

@@ -21,12 +21,16 @@ _CALL_BYTES = 8 << 20
 _CHUNK_BYTES = 512 << 10
 """What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB."""
 
-_DIRECT_CALL_BYTES = 16 << 20
-"""A call takes five to ten milliseconds: between two of them the disk has nothing to do."""
+_DIRECT_CALL_BYTES = 32 << 20
+"""A call takes ten to twenty milliseconds: between two of them the disk has nothing to do."""
 
 _DIRECT_CHUNK_BYTES = 1 << 20
 _NUM_DIRECT_REQUESTS = 8
-"""A disk wants large requests, and the next ones while a checksum is computed."""
+"""A disk wants large requests, and the next ones while a checksum is computed.
+
+What is read is looked at when it has arrived, so the last request of a call must not be large. What
+is written is looked at while the disk has it, so that requests can be as large as the queue allows.
+"""
 
 
 class NativeTransfer:
@@ -71,7 +75,14 @@ class NativeTransfer:
         """
         places = self._places(layout, first, num_pages, create=False)
         return native_io.page_io.read_pages(
-            places, pages, start, num_pages, *self._how(layout), self._mapped
+            places,
+            pages,
+            start,
+            num_pages,
+            layout.gap_bytes,
+            self._chunk_bytes,
+            self._num_requests,
+            self._mapped,
         )
 
     def write(
@@ -86,11 +97,22 @@ class NativeTransfer:
             OSError: from the kernel; any part may have been written.
         """
         places = self._places(layout, first, num_pages, create=True)
-        return native_io.page_io.write_pages(places, pages, start, num_pages, *self._how(layout))
+        return native_io.page_io.write_pages(
+            places,
+            pages,
+            start,
+            num_pages,
+            layout.gap_bytes,
+            self._write_bytes(layout, num_pages),
+            self._num_requests,
+        )
 
-    def _how(self, layout: PageLayout) -> tuple[int, int, int]:
-        """Return the bytes between pages, those of a request, and how many of them at once."""
-        return layout.gap_bytes, self._chunk_bytes, self._num_requests
+    def _write_bytes(self, layout: PageLayout, num_pages: int) -> int:
+        """Return the bytes of a request: with several, all of a call are in the queue at once."""
+        if self._num_requests == 1:
+            return self._chunk_bytes
+        num_blocks = -(-num_pages * layout.page_blocks // self._num_requests)
+        return max(self._chunk_bytes, num_blocks * BLOCK_BYTES)
 
     def _places(
         self, layout: PageLayout, first: int, num_pages: int, *, create: bool

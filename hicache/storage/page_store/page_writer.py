@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
-from hicache.storage.page_store.blocks import BlockKind, count_blocks, cut
-from hicache.storage.page_store.group import CHECKSUM_BYTES, KEY_BYTES, MAX_PAGES, Group
+from hicache.storage.page_store.blocks import BlockKind, blocks_for, count_blocks, cut, join
+from hicache.storage.page_store.group import CHECKSUM_BYTES, MAX_PAGES, Group
+from hicache.storage.page_store.layout import PageLayout
 from hicache.storage.page_store.limits import changes_per_commit
 from hicache.storage.page_store.publisher import Draft
 from hicache.storage.page_store.segments import FULL_ERRNOS
@@ -100,6 +101,11 @@ class BatchWriter:
     def _chains(self) -> list[tuple[int, int]]:
         """Return place and length of the runs that are to be written, each page below the last."""
         batch = self._batch
+        num_new = self.outcomes.count(PageOutcome.SKIPPED)
+        is_chain = list(batch.parent_keys[1:]) == list(batch.keys[:-1])
+        if is_chain and num_new == len(set(batch.keys)) == len(batch.keys):
+            # As most batches are.
+            return [(0, num_new)]
         first_of: dict[bytes, int] = {}
         chains: list[tuple[int, int]] = []
         for index, key in enumerate(batch.keys):
@@ -125,14 +131,14 @@ class BatchWriter:
             if self._batch.parent_keys[index] in self._not_good:
                 self._fail(index, end, PageOutcome.SKIPPED)
                 return
-            claim = self._claim(end - index)
-            if claim is None:
+            claims = self._claim_groups(end - index)
+            if not claims:
                 assert self.error is not None
                 self._fail(index, end, outcome_of(self.error))
                 return
-            num_written, failure = self._write_group(index, claim)
+            num_written, failure = self._write_groups(index, claims)
             index += num_written
-            if num_written < claim.num_pages:
+            if num_written < sum(claim.num_pages for claim in claims):
                 self._fail(index, end, failure)
                 return
 
@@ -144,10 +150,24 @@ class BatchWriter:
         behind = PageOutcome.TIMEOUT if timed_out else PageOutcome.SKIPPED
         self.outcomes[index + 1 : end] = [behind] * (end - index - 1)
 
-    def _claim(self, num_pages: int) -> Claim | None:
-        """Return blocks for some pages, at least one, or `None` with the reason in `error`."""
+    def _claim_groups(self, num_pages: int) -> list[Claim]:
+        """Return blocks for some pages, at least one, or nothing with the reason in `error`."""
         allocator, page_bytes = self._store.allocator, self._batch.page_bytes
-        most = min(num_pages, MAX_PAGES, changes_per_commit(allocator.limits))
+        most = min(MAX_PAGES, changes_per_commit(allocator.limits))
+        claims: list[Claim] = []
+        claim = self._claim(num_pages, most)
+        while claim is not None:
+            claims.append(claim)
+            num_pages -= claim.num_pages
+            # What is missing now is got when these are written.
+            most = min(num_pages, most)
+            claim = allocator.claim(most, page_bytes, at_least=most) if num_pages else None
+        return claims
+
+    def _claim(self, num_pages: int, most: int) -> Claim | None:
+        """Return blocks for one group of `most` pages at most, or `None`, see `_claim_groups`."""
+        allocator, page_bytes = self._store.allocator, self._batch.page_bytes
+        most = min(num_pages, most)
         error: Exception = OSError(errno.ENOSPC, "the limits of the page store leave no room")
         more = True
         while more:
@@ -155,7 +175,7 @@ class BatchWriter:
             if claim is not None:
                 return claim
             try:
-                more = allocator.refill(num_pages, page_bytes, self._protected())
+                more = allocator.refill(num_pages, page_bytes, self._protected)
             except (OSError, lmdb.Error) as caught:
                 error, more = caught, False
         claim = allocator.claim(most, page_bytes)
@@ -168,58 +188,87 @@ class BatchWriter:
         batch = self._batch
         return {batch.prefix + key for key in (*batch.keys, *batch.parent_keys)}
 
-    def _write_group(self, index: int, claim: Claim) -> tuple[int, PageOutcome]:
-        """Write pages and their header; return how many, and what is the matter with the next."""
+    def _write_groups(self, index: int, claims: list[Claim]) -> tuple[int, PageOutcome]:
+        """Write pages and headers; return how many pages, and what is the matter with the next.
+
+        The pages of all groups are one stream, so that the disk has no pause between groups.
+        """
+        checksums, failure = self._write_payloads(index, claims)
+        num_left = len(checksums) // CHECKSUM_BYTES
+        num_written = 0
+        for claim in claims:
+            num_pages = min(claim.num_pages, num_left)
+            first = num_written * CHECKSUM_BYTES
+            group = self._group_of(
+                index + num_written,
+                claim,
+                checksums[first : first + num_pages * CHECKSUM_BYTES],
+            )
+            error = self._write_header(group)
+            if error is not None:
+                num_pages = num_left = 0
+                failure = outcome_of(error)
+            self._settle(index + num_written, claim, group, num_pages)
+            num_left -= num_pages
+            num_written += num_pages
+        return num_written, failure
+
+    def _write_payloads(self, index: int, claims: list[Claim]) -> tuple[bytes, PageOutcome]:
+        """Write pages until one cannot be; return their checksums and what the matter is."""
         batch = self._batch
-        group = Group(
+        extents = join(extent for claim in claims for extent in claim.extents)
+        layout = PageLayout(batch.page_bytes, tuple(extents))
+        num_pages = sum(claim.num_pages for claim in claims)
+        checksums = b""
+        for done, count in self._transfer.cut(layout, num_pages):
+            if done and batch.expired():
+                return checksums, PageOutcome.TIMEOUT
+            try:
+                checksums += self._transfer.write(layout, done, batch.memory, index + done, count)
+            except OSError as error:
+                self.error = error
+                return checksums, outcome_of(error)
+        return checksums, PageOutcome.OK
+
+    def _group_of(self, index: int, claim: Claim, checksums: bytes) -> Group:
+        """Return the group of the pages that have these checksums, the first one at `index`."""
+        batch = self._batch
+        num_pages = len(checksums) // CHECKSUM_BYTES
+        num_blocks = num_pages * blocks_for(batch.page_bytes)
+        return Group(
             claim.group_id,
             claim.header.segment,
             claim.header.block,
             batch.namespace_digest,
             batch.page_bytes,
             batch.parent_keys[index],
-            b"".join(batch.keys[index : index + claim.num_pages]),
-            b"",
-            tuple(claim.extents),
+            b"".join(batch.keys[index : index + num_pages]),
+            checksums,
+            tuple(cut(claim.extents, 0, num_blocks)),
         )
-        checksums, failure = self._write_payloads(index, group)
-        num_pages = len(checksums) // CHECKSUM_BYTES
-        used = group.layout.extents_of(0, num_pages)
-        group = group._replace(
-            keys=group.keys[: num_pages * KEY_BYTES],
-            checksums=checksums,
-            extents=tuple(used),
-        )
-        if num_pages:
-            try:
-                self._store.segments.write_header(claim.header, group.encode())
-            except OSError as error:
-                self.error = error
-                num_pages, used, failure = 0, [], outcome_of(error)
-        num_blocks = count_blocks(used)
-        unused = cut(claim.extents, num_blocks, count_blocks(claim.extents) - num_blocks)
-        self._store.allocator.unclaim(BlockKind.PAYLOAD, unused)
-        if num_pages:
-            self._written.append((index, Draft(group, batch.namespace_id)))
-        else:
-            self._store.allocator.unclaim(BlockKind.HEADER, [claim.header])
-        return num_pages, failure
 
-    def _write_payloads(self, index: int, group: Group) -> tuple[bytes, PageOutcome]:
-        """Write pages until one cannot be; return their checksums and what the matter is."""
-        batch = self._batch
-        checksums = b""
-        for done, count in self._transfer.cut(group.layout, group.num_pages):
-            if done and batch.expired():
-                return checksums, PageOutcome.TIMEOUT
-            try:
-                checksums += self._transfer.write(
-                    group.layout, done, batch.memory, index + done, count
-                )
-            except OSError as error:
-                self.error = error
-                return checksums, outcome_of(error)
-        return checksums, PageOutcome.OK
+    def _write_header(self, group: Group) -> OSError | None:
+        """Write the header of a group that has pages; return why that failed."""
+        if not group.num_pages:
+            return None
+        try:
+            self._store.segments.write_header(group.header_extent, group.encode())
+        except OSError as error:
+            self.error = error
+            return error
+        return None
+
+    def _settle(self, index: int, claim: Claim, group: Group, num_pages: int) -> None:
+        """Keep a group to be published, if it has pages, and give back what it does not use."""
+        num_used = num_pages * group.layout.page_blocks
+        num_unused = count_blocks(claim.extents) - num_used
+        allocator = self._store.allocator
+        if num_unused:
+            allocator.unclaim(BlockKind.PAYLOAD, cut(claim.extents, num_used, num_unused))
+        if num_pages:
+            self._written.append((index, Draft(group, self._batch.namespace_id)))
+        else:
+            allocator.unclaim(BlockKind.HEADER, [claim.header])
 
     def _publish(self) -> None:
         if not self._written:

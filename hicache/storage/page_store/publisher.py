@@ -12,6 +12,7 @@ from hicache.errors import StorageError
 from hicache.storage.page_store.blocks import BlockKind, merge
 from hicache.storage.page_store.catalogue import Catalogue
 from hicache.storage.page_store.limits import changes_per_commit
+from hicache.storage.page_store.records import page_name
 from hicache.storage.page_store.refill import Refill
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hicache.storage.page_store.group import Group
     from hicache.storage.page_store.index import WriteTransaction
     from hicache.storage.page_store.refill import StoreParts
+    from hicache.storage.page_store.space import Space
     from hicache.storage.page_store.touches import Touches
 
 __all__ = ["Draft", "Publication", "Publisher"]
@@ -82,7 +84,7 @@ class Publisher:
                 num_lacking = 0 if mine.is_done() else self._commit()
             if num_lacking:
                 try:
-                    self._allocator.make_room(num_lacking, protected=self._queued_groups())
+                    self._allocator.make_room(num_lacking, protected=self._queued_pages)
                 except (OSError, lmdb.Error) as error:
                     mine.error = error
         with self._lock:
@@ -126,12 +128,21 @@ class Publisher:
             if not refill.has_room(num_pages + len(self._touches)):
                 return None
             self._touches.write(write)
-            return [self._publish(write, draft) for _, draft in work]
+            groups = [draft.group for _, draft in work]
+            space = self._parts.space(write)
+            space.use(BlockKind.PAYLOAD, merge(one for group in groups for one in group.extents))
+            space.use(BlockKind.HEADER, merge(group.header_extent for group in groups))
+            return [self._publish(write, draft, space) for _, draft in work]
 
-    def _queued_groups(self) -> set[int]:
-        """Return the groups of those who wait, some of which may be published already."""
+    def _queued_pages(self) -> set[bytes]:
+        """Return the pages of those who wait, some of which may be stored, and their parents."""
         with self._lock:
-            return {draft.group.group_id for one in self._queue for draft in one.drafts}
+            drafts = [draft for one in self._queue for draft in one.drafts]
+        names: set[bytes] = set()
+        for group, namespace_id in drafts:
+            names.update(group.names(page_name(namespace_id)))
+            names.add(page_name(namespace_id, group.parent_key))
+        return names
 
     def _take(self, max_pages: int) -> list[_Work]:
         """Return the next drafts of those who wait: at least one, then as many as fit."""
@@ -146,12 +157,11 @@ class Publisher:
                     work.append((one, draft))
         return work
 
-    def _publish(self, write: WriteTransaction, draft: Draft) -> int:
+    def _publish(self, write: WriteTransaction, draft: Draft, space: Space) -> int:
         group = draft.group
         stored = Catalogue(write).publish(group, draft.namespace_id, departed=self._parts.departed)
-        space = self._parts.space(write)
-        space.use(BlockKind.PAYLOAD, merge(group.extents))
-        space.use(BlockKind.HEADER, [group.header_extent])
+        if stored == (1 << group.num_pages) - 1:
+            return stored
         for position in range(group.num_pages):
             if not stored >> position & 1:
                 space.free(BlockKind.PAYLOAD, group.layout.extents_of(position, 1))

@@ -41,6 +41,11 @@ class PageEntry(NamedTuple):
         return _ENTRY.pack(*self)
 
     @classmethod
+    def encode_all(cls, group_id: int, num_pages: int) -> list[bytes]:
+        """Return the records of all pages of a group."""
+        return [_ENTRY.pack(group_id, position, num_pages) for position in range(num_pages)]
+
+    @classmethod
     def decode(cls, data: bytes) -> PageEntry:
         """Read a record."""
         return cls._make(_ENTRY.unpack(data))

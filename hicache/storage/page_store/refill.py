@@ -12,7 +12,7 @@ from hicache.storage.page_store.owner import is_alive
 from hicache.storage.page_store.space import Space
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.catalogue import Freed
@@ -116,19 +116,33 @@ class Refill:
         return self._room_blocks(num_changes) >= 0
 
     def lease(
-        self, kind: BlockKind, num_blocks: int, protected: Collection[int], *, may_grow: bool
+        self,
+        kind: BlockKind,
+        num_blocks: int,
+        protected: Callable[[], Collection[int]],
+        *,
+        may_grow: bool,
+        num_ahead: int,
     ) -> Leased:
-        """Lease `num_blocks`, or more while that is cheap, or fewer if there are no more."""
+        """Lease `num_blocks`, or more while that is cheap, or fewer if there are no more.
+
+        Args:
+            kind: of the blocks.
+            num_blocks: that are missing.
+            protected: tells ids of groups that must not be evicted from.
+            may_grow: whether to lease blocks that have no space on the disk yet.
+            num_ahead: how many to lease if none must be evicted for that, within bounds.
+        """
         if num_blocks <= 0:
             return Leased([], [], 0)
-        chunk = self._chunk_blocks(kind)
-        wanted = max(num_blocks, chunk)
-        free = self._space.lease_free(kind, wanted)
+        wanted = max(num_blocks, self._chunk_blocks(kind))
+        ahead = max(wanted, min(num_ahead, self._most_blocks(kind)))
+        free = self._space.lease_free(kind, ahead)
         new: list[Extent] = []
         num_evicted = 0
         missing = num_blocks - count_blocks(free)
         if missing > 0 and may_grow:
-            new += self._grow(kind, max(missing, chunk))
+            new += self._grow(kind, wanted - count_blocks(free), ahead - count_blocks(free))
             missing -= count_blocks(new)
         if missing > 0 and recover_dead_owners(self._write, self._parts):
             self.limits = self._strictest()
@@ -136,7 +150,7 @@ class Refill:
             missing = num_blocks - count_blocks([*free, *new])
         if missing > 0:
             wanted -= count_blocks([*free, *new])
-            num_evicted = self._evict(wanted, protected)
+            num_evicted = self._evict(wanted, protected())
             free += self._space.lease_free(kind, wanted)
         return Leased(free, new, num_evicted)
 
@@ -156,9 +170,10 @@ class Refill:
             more = self._evict(excess, protected) > 0
         return Shrunk(num_punched, more)
 
-    def _grow(self, kind: BlockKind, num_blocks: int) -> list[Extent]:
+    def _grow(self, kind: BlockKind, num_blocks: int, num_ahead: int) -> list[Extent]:
         # What is left is for this commit, and for what comes before the next look.
         spare = max(0, self.limits.spare_bytes(self._parts.directory.data)) // BLOCK_BYTES
+        num_blocks = max(num_blocks, min(num_ahead, spare // _CHUNKS_PER_STORE))
         room = min(self._room_blocks(2 * changes_per_commit(self.limits)), spare)
         if room < num_blocks:
             # Free blocks of the other kind have space that this kind can have.
@@ -201,10 +216,16 @@ class Refill:
 
     def _chunk_blocks(self, kind: BlockKind) -> int:
         """Return how many blocks to take at a time, so that neighbours are written together."""
-        most = self.limits.max_bytes // BLOCK_BYTES // _CHUNKS_PER_STORE
         chunk = max(_MIN_CHUNK_BLOCKS, self._space.num_backed // _CHUNKS_PER_STORE)
-        chunk = min(chunk, _MAX_CHUNK_BLOCKS, most)
-        return chunk if kind is BlockKind.PAYLOAD else chunk // _CHUNKS_PER_STORE
+        if kind is BlockKind.HEADER:
+            chunk //= _CHUNKS_PER_STORE
+        return min(chunk, self._most_blocks(kind))
+
+    def _most_blocks(self, kind: BlockKind) -> int:
+        """Return how many blocks to take at a time at most."""
+        share = self.limits.max_bytes // BLOCK_BYTES // _CHUNKS_PER_STORE
+        most = min(_MAX_CHUNK_BLOCKS, share)
+        return most if kind is BlockKind.PAYLOAD else most // _CHUNKS_PER_STORE
 
 
 def release(space: Space, freed: Freed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import lmdb
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hicache.storage.page_store.blocks import Extent, count_blocks, cut, merge
+from hicache.storage.page_store.blocks import Extent, count_blocks, cut, join, merge
 from hicache.storage.page_store.extent_map import ExtentMap
 from hicache.storage.page_store.free_list import FreeList
 
@@ -46,6 +47,16 @@ def test_merged_extents_are_as_few_as_can_be_and_the_same_blocks(blocks: Blocks)
     assert merged == sorted(merged)
     starts = [b for b in blocks if (b[0], b[1] - 1) not in blocks]
     assert len(merged) == len(starts)
+
+
+@given(blocks=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=12))
+def test_joined_extents_are_the_same_blocks_in_the_same_order(
+    blocks: list[tuple[int, int]],
+) -> None:
+    joined = join(Extent(segment, block, 1) for segment, block in blocks)
+    assert [(e.segment, block) for e in joined for block in range(e.block, e.end)] == blocks
+    followed = [right == (left[0], left[1] + 1) for left, right in itertools.pairwise(blocks)]
+    assert len(joined) == len(blocks) - sum(followed)
 
 
 @given(lengths=st.lists(st.integers(1, 6), max_size=8), data=st.data())

@@ -27,6 +27,8 @@ from page_store_tools import (
     write,
 )
 
+from hicache.storage.page_store import index as index_module
+from hicache.storage.page_store.allocator import Allocator
 from hicache.storage.page_store.catalogue import LEAF_KEY
 from hicache.storage.page_store.index import Index
 from hicache.storage.page_store.records import PageEntry
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from hicache.types import PageOutcome
 
 KEYS = chain(1, 4)
+DEADLOCK_SECONDS = 30
 
 
 @pytest.fixture
@@ -200,6 +203,29 @@ def test_an_entry_of_the_index_that_leads_to_another_page_is_damage_like_any_oth
     assert read(storage, KEYS) == [OK] * 4
 
 
+def test_a_commit_waits_for_a_reader_from_before_the_last_one_and_no_longer(
+    storage: PageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_PATIENCE_SECONDS", DEADLOCK_SECONDS)
+    order: list[str] = []
+
+    def commit() -> None:
+        with store_index.write():
+            order.append("commit")
+
+    with storage._access.use() as access:
+        store_index = access.store.index
+        with store_index.read():
+            commit()
+            waiting = threading.Thread(target=commit)
+            waiting.start()
+            waiting.join(0.05)
+            order.append("the reader leaves")
+        waiting.join(DEADLOCK_SECONDS / 2)
+        assert not waiting.is_alive()
+    assert order == ["commit", "the reader leaves", "commit"]
+
+
 def test_blocks_that_another_thread_has_just_leased_are_no_reason_to_evict(
     fast_path: Path,
 ) -> None:
@@ -208,7 +234,7 @@ def test_blocks_that_another_thread_has_just_leased_are_no_reason_to_evict(
     keys = chain(1, 4)
     assert write(storage, keys) == [OK] * 4
     with storage._access.use() as access:
-        assert access.store.allocator.refill(4, PAGE_BYTES, protected=())
+        assert access.store.allocator.refill(4, PAGE_BYTES, protected=tuple)
     assert num_stored(storage, keys) == 4
     storage.close()
 
@@ -225,6 +251,35 @@ def test_what_a_batch_was_acknowledged_for_does_not_make_room_for_its_rest(
         num_good = sum(outcome.good for outcome in outcomes)
         assert num_good > 0
         assert storage.batch_exists(keys) == num_good
+    verify_index(fast_path)
+    storage.close()
+
+
+def test_what_a_batch_is_chained_from_does_not_make_room_for_it_in_the_index(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C089: a page that is stored never lacks the one before it, whoever goes first."""
+    storage = open_store(fast_path, max_bytes=560_000, eviction_policy="lru")
+    make_room = Allocator.make_room
+    spared: list[set[bytes]] = []
+
+    def watch(self: Allocator, *args: Any, **options: Any) -> None:
+        spared.append(set(options.get("protected", tuple)()))
+        make_room(self, *args, **options)
+
+    monkeypatch.setattr(Allocator, "make_room", watch)
+    head = chain(1, 2)
+    for name in range(1000, 1040):
+        write(storage, head)
+        spared.clear()
+        tail = chain(name, 30, head[-1])
+        assert OK in write(storage, tail, parent=head[-1])
+        assert num_stored(storage, head) == 2
+        if spared:
+            break
+    with storage._access.use() as access:
+        assert spared
+        assert all(access.prefix + head[-1] in names for names in spared)
     verify_index(fast_path)
     storage.close()
 
