@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from benchmarks.harness import Bar, Result, check, summarise, time_calls
 from benchmarks.prompt import one_torch_thread
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from benchmarks.scheduler import Served
 
 __all__ = ["LoadRows"]
+
+T = TypeVar("T")
 
 _MOVEMENTS: Final = (CopyKind.PERSIST, CopyKind.PREFETCH)
 
@@ -41,15 +44,39 @@ class _Loaded:
 
     Attributes:
         steps: us of each `check_hicache_events`.
+        computed: us of a core that each of them took; the rest of its time it waited for the
+            interpreter's lock, which another thread held, or for a core.
         loops: us of each piece of Python that waits for nothing.
+        wakes: us by which the thread came back late from each sleep: it needs a core then, and the
+            interpreter's lock.
         speeds: GB/s of each movement.
         busy_percent: part of their time that the threads for storage spent in calls of the store.
     """
 
     steps: list[float]
+    computed: list[float]
     loops: list[float]
+    wakes: list[float]
     speeds: dict[CopyKind, float]
     busy_percent: float
+
+
+class _Scheduler(Scheduler):
+    """One that also notes what its calls have computed.
+
+    Attributes:
+        computed: us of a core that each call took, by its name.
+    """
+
+    def __init__(self, served: Served, **options: Any) -> None:
+        super().__init__(served, **options)
+        self.computed: defaultdict[str, list[float]] = defaultdict(list)
+
+    def _time(self, name: str, call: Callable[[], T], *, settle: bool = True) -> T:
+        begin = time.thread_time_ns()
+        result = super()._time(name, call, settle=settle)
+        self.computed[name].append((time.thread_time_ns() - begin) / 1e3)
+        return result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +108,7 @@ class LoadRows:
     def __call__(self) -> list[Result]:
         """Measure them all."""
         alone = time_calls(self._loop, samples=2000)
+        wakes_alone = [self._sleep() for _ in range(1000)]
         with one_torch_thread(), scratch_folder() as folder:
             params = conditions(
                 folder,
@@ -101,6 +129,9 @@ class LoadRows:
         bars = (Bar(100), Bar(500, "p99"))
         rows = [
             summarise("check_hicache_events", loaded.steps, params=full, bars=bars),
+            summarise("step_cpu", loaded.computed, params=full),
+            summarise("wake", loaded.wakes, params=full),
+            summarise("wake", wakes_alone, params=quiet),
             summarise("loop", loaded.loops, params=full),
             summarise("loop", alone, params=quiet),
             summarise(
@@ -114,7 +145,7 @@ class LoadRows:
 
     def _run(self, served: Served) -> _Loaded:
         """Return what a scheduler does and suffers while storage is busy."""
-        scheduler = Scheduler(
+        scheduler = _Scheduler(
             served,
             num_prompts=self.num_prompts,
             prompt_tokens=self.prompt_pages * self.cache.geometry.page_size,
@@ -126,9 +157,10 @@ class LoadRows:
         )
         check(all(stats[kind].num_bytes for kind in _MOVEMENTS), "storage moves nothing")
         scheduler.times.clear()
+        scheduler.computed.clear()
         before = {kind: (stats[kind].num_bytes, stats[kind].seconds) for kind in _MOVEMENTS}
         begin = time.monotonic()
-        loops = self._step_until(
+        loops, wakes = self._step_until(
             scheduler,
             lambda: stats[CopyKind.PERSIST].num_bytes > self.persist_bytes,
             self.seconds,
@@ -142,23 +174,36 @@ class LoadRows:
         scheduler.stop()
         return _Loaded(
             steps=scheduler.times["check_hicache_events"],
+            computed=scheduler.computed["check_hicache_events"],
             loops=loops,
+            wakes=wakes,
             speeds=speeds,
             busy_percent=100 * busy / seconds / self.num_workers,
         )
 
     def _step_until(
         self, scheduler: Scheduler, done: Callable[[], bool], seconds: float
-    ) -> list[float]:
-        """Step and loop in turn until `done` or for so many seconds; return the us of the loops."""
-        loops, end, clock = [], time.monotonic() + seconds, time.perf_counter_ns
+    ) -> tuple[list[float], list[float]]:
+        """Step, loop and sleep in turn until `done` or for so many seconds.
+
+        Returns:
+            The us of the loops, and by how many us each sleep was too long.
+        """
+        loops, wakes = [], []
+        end, clock = time.monotonic() + seconds, time.perf_counter_ns
         while not done() and time.monotonic() < end:
             scheduler.step()
             begin = clock()
             self._loop()
             loops.append((clock() - begin) / 1e3)
-            time.sleep(self.step_seconds)
-        return loops
+            wakes.append(self._sleep())
+        return loops, wakes
+
+    def _sleep(self) -> float:
+        """Leave the others alone for `step_seconds`; return by how many us it was longer."""
+        begin = time.perf_counter_ns()
+        time.sleep(self.step_seconds)
+        return (time.perf_counter_ns() - begin) / 1e3 - self.step_seconds * 1e6
 
     def _loop(self) -> int:
         return sum(range(self.loop_length))

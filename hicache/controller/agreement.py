@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hicache.controller.records import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from hicache.controller.operations import HiCacheAck, PrefetchOperation, StorageOperation
     from hicache.types import OperationId
@@ -27,13 +27,16 @@ _UNDER_WAY = 1 << 40
 class Finished(NamedTuple):
     """Operations that ended on every rank, each with what is good on all of them.
 
+    They come again in every step until one has taken them.
+
     Attributes:
         writes, loads: merged copies; 1 for good, 0 for failed.
         queries: prefetches whose query is answered, with the leading pages that storage has.
         prefetches: prefetches to be closed, with the leading pages that arrived.
         persists: with the leading pages that are stored.
         released: closed prefetches whose memory nobody uses any more.
-        arriving: prefetches under way, with the leading pages that have arrived everywhere.
+        arriving: prefetches under way, with the leading pages that have arrived everywhere, where
+            these are more than in the last step.
     """
 
     writes: Sequence[tuple[HiCacheAck, int]] = ()
@@ -44,6 +47,24 @@ class Finished(NamedTuple):
     released: Sequence[PrefetchOperation] = ()
     arriving: Sequence[tuple[PrefetchOperation, int]] = ()
 
+    @property
+    def num_ended(self) -> int:
+        """Operations of all kinds that a step could take."""
+        return sum(map(len, self)) - len(self.arriving)
+
+    def oldest(self, most: int, *, all_writes: bool) -> Finished:
+        """Return all loads, and `most` of writes, persists and released prefetches, in this order.
+
+        Args:
+            most: the oldest of each.
+            all_writes: whether every write is returned, as device pages are waited for.
+        """
+        writes = self.writes if all_writes else self.writes[:most]
+        num_left = max(0, most - len(writes))
+        persists = self.persists[:num_left]
+        released = self.released[: num_left - len(persists)]
+        return Finished(writes, self.loads, persists=persists, released=released)
+
 
 class OperationWindow:
     """The oldest operations of each kind, as a vector of fixed length.
@@ -52,6 +73,9 @@ class OperationWindow:
     it says "not yet" or how much is good, and the minimum over the ranks decides: an operation
     has ended when no rank says "not yet". Operations may so end out of order, and one that hangs
     does not hold up the others. Of a prefetch, "not yet" tells how far it is.
+
+    Args:
+        writes, loads, prefetches, persists: in flight; not to be changed while the window is used.
     """
 
     LENGTH = 4 * WINDOW
@@ -64,13 +88,12 @@ class OperationWindow:
         prefetches: Mapping[OperationId, PrefetchOperation],
         persists: Mapping[OperationId, StorageOperation],
     ) -> None:
-        self._writes, self._loads = list(islice(writes, WINDOW)), list(islice(loads, WINDOW))
-        self._prefetches = list(islice(prefetches.values(), WINDOW))
-        self._persists = list(islice(persists.values(), WINDOW))
+        self._writes, self._loads = writes, loads
+        self._prefetches, self._persists = prefetches, persists
 
     def values(self) -> list[int]:
         """Return what this rank says of them."""
-        return [value for values in self._values_by_kind() for value in _padded(values)]
+        return [value for values in self._values_by_kind() for value in _padded(list(values))]
 
     def finished(self, agreed: Sequence[int]) -> Finished:
         """Return what has ended by the minimum of `values` over the ranks."""
@@ -80,28 +103,28 @@ class OperationWindow:
         """Return what `finished` says by this rank's own `values`: what one rank agrees on."""
         return self._finished(*self._values_by_kind())
 
-    def _values_by_kind(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        return (
-            [_copy_value(ack) for ack in self._writes],
-            [_copy_value(ack) for ack in self._loads],
-            [_prefetch_value(operation) for operation in self._prefetches],
-            [_persist_value(operation) for operation in self._persists],
-        )
+    def _values_by_kind(self) -> Iterator[Iterable[int]]:
+        """Return the values one by one, as of copies only the first ones may be asked for."""
+        yield map(_copy_value, islice(self._writes, WINDOW))
+        yield map(_copy_value, islice(self._loads, WINDOW))
+        yield map(_prefetch_value, islice(self._prefetches.values(), WINDOW))
+        yield map(_persist_value, islice(self._persists.values(), WINDOW))
 
     def _finished(
         self,
-        writes: Sequence[int],
-        loads: Sequence[int],
-        prefetches: Sequence[int],
-        persists: Sequence[int],
+        writes: Iterable[int],
+        loads: Iterable[int],
+        prefetches: Iterable[int],
+        persists: Iterable[int],
     ) -> Finished:
         queries: list[tuple[PrefetchOperation, int]] = []
         reads: list[tuple[PrefetchOperation, int]] = []
         released: list[PrefetchOperation] = []
         arriving: list[tuple[PrefetchOperation, int]] = []
-        for operation, value in zip(self._prefetches, prefetches, strict=False):
+        for operation, value in zip(self._prefetches.values(), prefetches, strict=False):
             if value < _NOT_YET:
-                arriving.append((operation, value + _UNDER_WAY))
+                if value + _UNDER_WAY > operation.num_arrived:
+                    arriving.append((operation, value + _UNDER_WAY))
             elif value < 0:
                 continue
             elif operation.closed:
@@ -110,14 +133,15 @@ class OperationWindow:
                 queries.append((operation, value))
             else:
                 reads.append((operation, value))
+        stored = zip(self._persists.values(), persists, strict=False)
         return Finished(
-            writes=_leading(self._writes, writes),
-            loads=_leading(self._loads, loads),
-            queries=queries,
-            prefetches=reads,
-            persists=[one for one in zip(self._persists, persists, strict=False) if one[1] >= 0],
-            released=released,
-            arriving=arriving,
+            _leading(self._writes, writes) if self._writes else (),
+            _leading(self._loads, loads) if self._loads else (),
+            queries,
+            reads,
+            [one for one in stored if one[1] >= 0] if self._persists else (),
+            released,
+            arriving,
         )
 
 
@@ -143,10 +167,10 @@ def _padded(values: list[int]) -> list[int]:
     return values + [_NOT_YET] * (WINDOW - len(values))
 
 
-def _leading(window: Sequence[HiCacheAck], agreed: Sequence[int]) -> list[tuple[HiCacheAck, int]]:
+def _leading(acks: Iterable[HiCacheAck], values: Iterable[int]) -> list[tuple[HiCacheAck, int]]:
     """Return those before the first one that has not ended: a stream ends its jobs in order."""
     ended: list[tuple[HiCacheAck, int]] = []
-    for ack, value in zip(window, agreed, strict=False):
+    for ack, value in zip(acks, values, strict=False):
         if value < 0:
             break
         ended.append((ack, value))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
@@ -36,6 +35,8 @@ __all__ = ["HiCacheController"]
 
 _MAX_WRITES_IN_FLIGHT = 64
 """Jobs on the write stream; further writes wait and are merged into one job when there is room."""
+
+_NOTHING: Final = Finished()
 
 
 class HiCacheController:
@@ -184,7 +185,7 @@ class HiCacheController:
         job, ack = self.loads.merged(LoadJob, self._new_id(), self.generation)
         if not self.meeting.alone:
             in_flight = tuple(one.producer for one in self.loads.acks)
-            job = dataclasses.replace(job, busy_slots=in_flight)
+            job = job._replace(busy_slots=in_flight)
         ack.producer = self._mover.submit_load(job)
         if ack.producer >= 0:
             self.loads.sent(ack)
@@ -223,8 +224,9 @@ class HiCacheController:
         """Return the operations that have ended on every rank, in order of submission.
 
         To be called exactly once per scheduler step, on every rank. Never blocks on a copy or on
-        storage, but for the slowest rank. What it returns is not in flight any more, except that a
-        closed prefetch may still own memory: it comes again, in `released`, when it does not.
+        storage, but for the slowest rank. What it returns is in flight until `take` takes it; a
+        query until its read is begun. A closed prefetch may still own memory: it comes again, in
+        `released`, when it does not.
 
         Args:
             now: this rank's time in seconds; `now` of the controller is what all go by.
@@ -239,7 +241,7 @@ class HiCacheController:
         writes, loads = self.writes.acks, self.loads.acks
         if self.meeting.alone and not (writes or loads or store.prefetches or store.persists):
             numbers.now = now
-            return Finished()
+            return _NOTHING
         window = OperationWindow(
             writes=writes, loads=loads, prefetches=store.prefetches, persists=store.persists
         )
@@ -253,10 +255,15 @@ class HiCacheController:
             )
             numbers.take(agreed[OperationWindow.LENGTH :])
             finished = window.finished(agreed)
-        self.writes.drop(finished.writes)
-        self.loads.drop(finished.loads)
-        store.drop(finished)
         return finished
+
+    def take(self, finished: Finished) -> None:
+        """Forget copies, persists and released prefetches that were collected: they are over."""
+        if finished.writes:
+            self.writes.drop(finished.writes)
+        if finished.loads:
+            self.loads.drop(finished.loads)
+        self.store_queue.drop(finished)
 
     def take_results(self) -> None:
         """Keep what the moving side has brought, without an agreement on it."""

@@ -215,16 +215,16 @@ class CostModel:
             may_refuse: whether what takes longer to read than to compute stays in storage.
             loads_partly: whether only what is worth it goes from the host to the device.
         """
-        num_pages = hit.num_pages
+        num_pages, speeds = hit.num_pages, self.speeds
         if loads_partly:
-            num_loaded = self.speeds.leading_pages_to_load(
+            num_loaded = speeds.leading_pages_to_load(
                 hit.num_host_pages + num_pages,
                 page_size=self._page_size,
                 first_token=hit.first_token,
                 num_tokens=hit.num_tokens,
             )
             num_pages = max(0, num_loaded - hit.num_host_pages)
-        verdict = self._verdict(hit, num_pages, may_refuse=may_refuse)
+        verdict = self._verdict(hit, num_pages, speeds, may_refuse=may_refuse)
         self.verdicts[verdict] += 1
         if verdict is CostVerdict.NOT_WORTH:
             return 0
@@ -257,9 +257,10 @@ class CostModel:
         """Whether a read that is not worth waiting for is begun all the same, to be measured."""
         return self._refused_waits.is_probe()
 
-    def _verdict(self, hit: StoredHit, num_pages: int, *, may_refuse: bool) -> CostVerdict:
+    def _verdict(
+        self, hit: StoredHit, num_pages: int, speeds: Speeds, *, may_refuse: bool
+    ) -> CostVerdict:
         first_token = hit.first_token + hit.num_host_pages * self._page_size
-        speeds = self.speeds
         computing = speeds.compute_seconds(first_token, first_token + num_pages * self._page_size)
         reading = speeds.read_seconds(
             num_pages, num_calls=hit.num_calls, num_pages_ahead=hit.num_pages_ahead

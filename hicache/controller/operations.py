@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheOperation", "HiCacheAck", "PrefetchOperation", "StorageOperation"]
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class CacheOperation:
     """One write or load. Owns its target pages until it has ended.
 
@@ -32,7 +32,7 @@ class CacheOperation:
     priority: int | None = None
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class HiCacheAck:
     """Copies that were merged into one job and end together.
 
@@ -51,7 +51,7 @@ class HiCacheAck:
     producer: int = -1
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class StorageOperation:
     """One persist: protects its host pages until storage has let go of them.
 
@@ -77,7 +77,7 @@ class StorageOperation:
         self.phase, self.num_good = result.phase, result.num_good
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class PrefetchOperation:
     """One prefetch: a query, then reads into host pages allocated for exactly the hit.
 

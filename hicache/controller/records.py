@@ -2,7 +2,8 @@
 
 Plain frozen records of integers, bytes, enums and page-id arrays: they pickle, and no tensor, event
 or node is in them. So the two sides may be one process (a direct call), or the scheduler and the
-worker of an engine.
+worker of an engine. Jobs and results are named tuples, as a scheduler's step makes several: to make
+a frozen dataclass takes three times as long.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,28 +45,22 @@ OutcomeRuns: TypeAlias = "tuple[tuple[PageOutcome, int], ...]"
 """One outcome per page, run-length encoded, so that the scheduler's thread loops over no pages."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Job:
-    operation_id: OperationId
-    generation: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WriteJob(_Job):
+class WriteJob(NamedTuple):
     """Copy all layers of device pages to host pages.
 
     Attributes:
         by_layer: copy each layer when the forward pass that fills the pages has ended it.
     """
 
+    operation_id: OperationId
+    generation: int
     device_pages: IntArray
     host_pages: IntArray
     node_ids: tuple[NodeId, ...]
     by_layer: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class LoadJob(_Job):
+class LoadJob(NamedTuple):
     """Copy host pages to device pages, layer by layer.
 
     Attributes:
@@ -73,32 +68,37 @@ class LoadJob(_Job):
             even if all is done here: whether there is a slot has to be the same on all ranks.
     """
 
+    operation_id: OperationId
+    generation: int
     host_pages: IntArray
     device_pages: IntArray
     node_ids: tuple[NodeId, ...]
     busy_slots: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class QueryJob(_Job):
+class QueryJob(NamedTuple):
     """Ask storage how many leading pages it holds."""
 
+    operation_id: OperationId
+    generation: int
     hashes: tuple[PageHash, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PrefetchJob(_Job):
+class PrefetchJob(NamedTuple):
     """Read pages from storage into host pages; `parent_hash` as for `PersistJob`."""
 
+    operation_id: OperationId
+    generation: int
     hashes: tuple[PageHash, ...]
     parent_hash: bytes
     host_pages: IntArray
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PersistJob(_Job):
+class PersistJob(NamedTuple):
     """Write host pages to storage; `parent_hash` is that of the page before the first one."""
 
+    operation_id: OperationId
+    generation: int
     hashes: tuple[PageHash, ...]
     parent_hash: bytes
     host_pages: IntArray
@@ -118,8 +118,7 @@ class Phase(str, Enum):
     """Nothing of the operation runs any more."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CopyResult:
+class CopyResult(NamedTuple):
     """A write or load that has ended; all of its pages arrived, or none counts.
 
     Attributes:
@@ -146,8 +145,7 @@ class CopyResult:
         return "ok" if self.good else "failed"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryResult:
+class QueryResult(NamedTuple):
     """The answer to a query: `num_pages` leading pages are stored."""
 
     operation_id: OperationId
@@ -158,8 +156,7 @@ class QueryResult:
     error: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PagesResult:
+class PagesResult(NamedTuple):
     """One batch of a prefetch or persist.
 
     Attributes:

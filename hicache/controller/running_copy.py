@@ -62,8 +62,11 @@ class RunningCopy:
             launched_only: stamps tell when work was launched, not when it ran; what is reported
                 then is an upper bound.
         """
-        errors = (event.error for event in self.checked)
-        error = next((error for error in errors if error is not None), None)
+        error = None
+        for event in self.checked:
+            error = event.error
+            if error is not None:
+                break
         good = error is None and not self.abandoned
         seconds = sum(self._stamps[1::2]) - sum(self._stamps[::2])
         if launched_only and self._stamps:

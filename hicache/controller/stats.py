@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hicache.controller.records import Phase
 from hicache.types import PageOutcome
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from hicache.controller.records import CopyResult, PagesResult, QueryResult
 
 __all__ = ["MovementStats"]
+
+_NAMES: Final = {outcome: outcome.value for outcome in PageOutcome}
+"""Looked up for every batch: to ask a member for its value is a call, in code of its own."""
 
 
 @dataclasses.dataclass
@@ -54,5 +57,5 @@ class MovementStats:
         self.num_bytes += result.num_bytes
         self.seconds += result.seconds
         for outcome, count in result.outcomes:
-            self.outcomes[outcome.value] += count
+            self.outcomes[_NAMES[outcome]] += count
             self.num_pages += count if outcome is PageOutcome.OK else 0

@@ -211,7 +211,7 @@ class StorageAttachment:
         Blocks as the backend does, but for `storage.open_timeout_seconds` at most.
 
         Raises:
-            StorageTimeout: it is not cleared by then, and goes on; meanwhile work ends with nothing.
+            StorageTimeout: it is not cleared by then and goes on; work ends with nothing meanwhile.
             HiCacheError: no store takes work, something is in flight, or another rank could not
                 clear its own.
         """

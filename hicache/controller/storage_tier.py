@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from hicache.config import RankPlacement
@@ -303,11 +304,15 @@ class StorageTier:
         return [next(places) if one else None for one in owned.tolist()]
 
     def _places_of(self, host_pages: IntArray) -> list[Page]:
-        pools = self._host_pools
-        return [
-            tuple([Piece(*piece) for pool in pools for piece in pool.page_pieces(page)])
-            for page in host_pages.tolist()
+        if not len(host_pages):
+            return []
+        # A worker holds the interpreter's lock here: no Python runs for each page.
+        pieces = [
+            map(Piece, addresses.tolist(), repeat(num_bytes))
+            for pool in self._host_pools
+            for addresses, num_bytes in pool.pieces_by_page(host_pages)
         ]
+        return list(zip(*pieces, strict=True))
 
     def _is_being_cleared(self) -> bool:
         """Whether a clear that was not waited for to its end still runs."""

@@ -30,6 +30,8 @@ class StoreQueue:
     Attributes:
         prefetches: asked for, under way, or closed with memory that a call still uses.
         persists: under way.
+        num_prefetch_pages: host pages that open prefetches own now; a read that hangs leaves the
+            others room.
     """
 
     def __init__(self, mover: Mover, new_id: Callable[[], OperationId]) -> None:
@@ -38,6 +40,7 @@ class StoreQueue:
         self._generation = 0
         self.prefetches: dict[OperationId, PrefetchOperation] = {}
         self.persists: dict[OperationId, StorageOperation] = {}
+        self.num_prefetch_pages = 0
 
     def __len__(self) -> int:
         return len(self.prefetches) + len(self.persists)
@@ -47,12 +50,6 @@ class StoreQueue:
         """Operations that only wait for a storage call to return, here or on another rank."""
         num_prefetches = sum(one.spent for one in self.prefetches.values())
         return num_prefetches + sum(one.spent for one in self.persists.values())
-
-    @property
-    def num_prefetch_pages(self) -> int:
-        """Host pages that open prefetches own now; a read that hangs leaves the others room."""
-        owned = (one.host_pages for one in self.prefetches.values() if not one.closed)
-        return sum(len(pages) for pages in owned if pages is not None)
 
     def num_pages_beside(self, operation: PrefetchOperation, num_pages: int) -> int:
         """Return how many pages other prefetches read while `operation` reads `num_pages`.
@@ -93,6 +90,7 @@ class StoreQueue:
         """Read the first `len(host_pages)` pages; the operation owns `host_pages` from now on."""
         operation.host_pages = host_pages
         operation.phase = Phase.RUNNING
+        self.num_prefetch_pages += len(host_pages)
         self._mover.submit_storage(
             PrefetchJob(
                 operation_id=operation.operation_id,
@@ -107,6 +105,12 @@ class StoreQueue:
         """Mark that the prefetch is to end with what it has."""
         operation.terminated = True
         self._mover.end(operation.operation_id)
+
+    def close_prefetch(self, operation: PrefetchOperation, untaken: IntArray) -> None:
+        """Note that all host pages but `untaken` have gone into the tree; these it still owns."""
+        assert operation.host_pages is not None
+        self.num_prefetch_pages -= len(operation.host_pages)
+        operation.closed, operation.host_pages = True, untaken
 
     def reset(self, generation: int) -> None:
         """End every prefetch with what it has; what follows belongs to `generation`."""
@@ -169,5 +173,5 @@ class StoreQueue:
         """Forget everything and return it: the caller ends it, whatever the store still does."""
         self.reset(self._generation)
         dropped = list(self.prefetches.values()), list(self.persists.values())
-        self.prefetches, self.persists = {}, {}
+        self.prefetches, self.persists, self.num_prefetch_pages = {}, {}, 0
         return dropped

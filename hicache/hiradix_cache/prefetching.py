@@ -86,14 +86,16 @@ class Prefetcher:
         if ticket is None:
             self._counters["no_host_anchor"] += 1
             return False
-        first = anchor.end * self._page_size * TOKEN_BYTES
+        tokens = key.data[anchor.end * self._page_size * TOKEN_BYTES :]
         prior = self._prior_hash(anchor, key)
+        hashes = hash_pages(tokens, self._page_size, prior)
+        self._tree.known_hashes.note(prior, tokens, hashes)
         self._by_request[request_id] = self._queue.prefetch(
             request_id,
             key=key,
             anchor=anchor,
             ticket=ticket,
-            hashes=hash_pages(key.data[first:], self._page_size, prior),
+            hashes=hashes,
             parent_hash=prior,
         )
         return True
@@ -154,23 +156,40 @@ class Prefetcher:
         self._deadlines.clear()
         self._loaded_tokens.clear()
 
-    def advance(self, finished: Finished, *, now: float) -> None:
-        """Take what ended: answers of queries, reads to be closed, memory to be released.
+    def advance(self, finished: Finished, *, now: float, most: int) -> int:
+        """Close reads that have ended, then begin reads whose queries are answered.
 
-        Also end the prefetches whose time is over, where that counts; `now` is in seconds, and the
-        same on every rank.
+        The oldest `most` of both; not counted are those that have to wait, which cost next to
+        nothing.
+
+        Args:
+            finished: what has ended on every rank.
+            now: in agreed seconds.
+            most: operations to close or begin, at least 1.
+
+        Returns:
+            How many that were.
         """
         for operation, num_arrived in finished.arriving:
-            if num_arrived > operation.num_arrived:
-                operation.num_arrived, operation.progressed_at = num_arrived, now
-        for operation, num_hits in finished.queries:
-            self._start(operation, num_hits)
+            operation.num_arrived, operation.progressed_at = num_arrived, now
+        num_left = most
         for operation, num_good in finished.prefetches:
-            if self._tree.can_commit_prefetch(operation.ticket):
+            if num_left and self._tree.can_commit_prefetch(operation.ticket):
                 self._close(operation, num_good)
-        for operation in finished.released:
+                num_left -= 1
+        for operation, num_hits in finished.queries:
+            if num_left and self._start(operation, num_hits):
+                num_left -= 1
+        return most - num_left
+
+    def release(self, operations: Sequence[PrefetchOperation]) -> None:
+        """Free what closed prefetches still own, which no call uses any more."""
+        for operation in operations:
             assert operation.host_pages is not None
             self._controller.host_allocator.free(operation.host_pages)
+
+    def end_late(self, now: float) -> None:
+        """End the prefetches whose time is over, where that counts; `now` is in agreed seconds."""
         if self._ends_by_time:
             self._end_late(now)
 
@@ -227,37 +246,41 @@ class Prefetcher:
         if not operation.terminated:
             self._queue.terminate_prefetch(operation)
 
-    def _start(self, operation: PrefetchOperation, num_hits: int) -> None:
-        """Read the hit, wait for the budget, or end when it is not worth it or has no room."""
+    def _start(self, operation: PrefetchOperation, num_hits: int) -> bool:
+        """Read the hit, or end when it is not worth it or has no room.
+
+        Returns:
+            False when it has to wait for the budget, and nothing has happened.
+        """
         void = operation.ticket.generation != self._tree.generation
         void |= self._controller.storage is None
         num_hits = self._doubted.num_credible(operation.hashes[:num_hits])
-        too_few = num_hits < self._threshold_pages
+        least_pages = self._threshold_pages
+        too_few = num_hits < least_pages
         if not (void or operation.terminated or too_few):
-            num_hits = self._costs.num_worth_reading(
-                operation, num_hits, least_pages=self._threshold_pages
-            )
-            too_few = num_hits < self._threshold_pages
+            num_hits = self._costs.num_worth_reading(operation, num_hits, least_pages=least_pages)
+            too_few = num_hits < least_pages
         if void or operation.terminated or too_few:
             self._counters["prefetch_revoked"] += 1
             self._forget(operation)
-            return
+            return True
         crowded = not operation.wanted and self._is_crowded(num_hits)
         if crowded or self._controller.prefetch_rate_limited(num_hits):
             # Its answer comes again next step; those that hold the budget end by their deadlines.
-            return
+            return False
         host_pages = self._writer.alloc_host(num_hits)
         if host_pages is None:
             self._counters["prefetch_no_host_memory"] += 1
             num_pages = min(num_hits, self._controller.host_allocator.num_available)
-            if num_pages < self._threshold_pages:
+            if num_pages < least_pages:
                 self._forget(operation)
-                return
+                return True
             # The head of the hit is worth having without its tail.
             host_pages = self._controller.host_allocator.alloc(num_pages)
             assert host_pages is not None
         operation.progressed_at = self._controller.now
         self._queue.start_prefetch(operation, host_pages)
+        return True
 
     def _end_unless_worth_it(self, operation: PrefetchOperation) -> None:
         """End what would come later than it could be computed."""
@@ -286,7 +309,7 @@ class Prefetcher:
         result = self._tree.commit_prefetch(
             operation.ticket, operation.key, operation.host_pages, num_good
         )
-        operation.closed, operation.host_pages = True, result.untaken
+        self._queue.close_prefetch(operation, result.untaken)
         arrived = max(0, result.node.end - anchor_page) if num_good else 0
         self._done(operation, arrived * self._page_size)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hicache.controller.step_share import step_share
 from hicache.errors import RanksDivergedError, RanksLostError
 from hicache.hiradix_cache.followed_tree import FollowedTree
 from hicache.hiradix_cache.switching_off import drop_host_copies, switch_off
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hicache.clock import Clock
+    from hicache.controller.agreement import Finished
     from hicache.hiradix_cache.parts import CacheParts
 
 __all__ = ["Publisher"]
@@ -38,7 +40,9 @@ class Publisher:
         self._followed = tree if isinstance(tree, FollowedTree) else None
 
     def publish(self) -> None:
-        """Take what has ended; one agreement. Begins nothing that `close` would have to end.
+        """Take of what has ended what a step takes, see `step_share`; one agreement.
+
+        Begins nothing that `close` would have to end.
 
         Raises:
             RanksDivergedError: see `HiRadixCache.check_hicache_events`.
@@ -56,17 +60,38 @@ class Publisher:
         except RanksDivergedError:
             self.notice()
             raise
-        for ack, good in finished.writes:
-            for write in ack.operations:
-                parts.writer.finish(write, good=bool(good))
+        now = parts.controller.now
+        if any(finished):
+            self._take(finished, now)
+        parts.prefetcher.end_late(now)
+
+    def _take(self, finished: Finished, now: float) -> None:
+        """Take the share of a step of what has ended, and all loads, which are few.
+
+        Loads come first: their host pages are what a read had best evict. Then what requests wait
+        for, of which there is room for one at least.
+        """
+        parts = self._parts
+        num_ended = finished.num_ended
+        share = step_share(num_ended)
         for ack, good in finished.loads:
             for load in ack.operations:
                 parts.loader.finish(load, good=bool(good))
-        parts.prefetcher.advance(finished, now=parts.controller.now)
-        for persist, num_good in finished.persists:
+        num_left = max(1, share - len(finished.loads))
+        num_left -= parts.prefetcher.advance(finished, now=now, most=num_left)
+        taken = finished
+        if num_ended > share:
+            is_awaited = parts.tree.num_pending_evict_pages > 0
+            taken = finished.oldest(num_left, all_writes=is_awaited)
+        parts.controller.take(taken)
+        for ack, good in taken.writes:
+            for write in ack.operations:
+                parts.writer.finish(write, good=bool(good))
+        for persist, num_good in taken.persists:
             parts.persister.finish(persist, num_good)
             parts.prefetcher.stored(persist.hashes[:num_good])
             parts.returns.copy_ended(persist.ticket)
+        parts.prefetcher.release(taken.released)
 
     def drop_queued(self) -> None:
         """End copies that were never started."""

@@ -12,6 +12,7 @@ from hicache.layout import Axis, host_shape, pieces
 
 if TYPE_CHECKING:
     from hicache.layout import HostLayout, PageGeometry
+    from hicache.types import IntArray
 
 __all__ = ["HostKVPool", "create_host_pool", "host_pool_pages"]
 
@@ -85,6 +86,29 @@ class HostKVPool:
                 f"page {page} is not in this host pool of {self.num_pages}; pages count from 0"
             )
         return tuple([(start + page * size, size) for start, size in self._first_page_pieces])
+
+    def pieces_by_page(self, pages: IntArray) -> list[tuple[IntArray, int]]:
+        """Return where the bytes of many pages are: `page_pieces` without Python for each page.
+
+        Args:
+            pages: page ids, at least one.
+
+        Returns:
+            For each piece of a page, in the order of memory: where it begins in each of `pages`,
+            and its bytes.
+
+        Raises:
+            OwnershipError: the pool has no such page.
+            ClosedError: the pool is closed.
+        """
+        self._require_open()
+        lowest, highest = int(pages.min()), int(pages.max())
+        if lowest < 0 or highest >= self.num_pages:
+            raise OwnershipError(
+                f"pages {lowest} to {highest} are not all in this host pool of {self.num_pages}; "
+                "pages count from 0"
+            )
+        return [(start + pages * size, size) for start, size in self._first_page_pieces]
 
     def regions(self) -> list[tuple[int, int]]:
         """Return the memory that all pieces lie in, `(address, bytes)`, to be registered.

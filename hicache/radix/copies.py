@@ -204,7 +204,8 @@ class CopyingTree(PrefixTree):
         return self.prior_hash(members[0]), hashes
 
     def _members(self, ticket: Ticket) -> list[RadixNode]:
-        return self.path(self._ticketed[ticket], ticket.first_page)
+        node = self._ticketed[ticket]
+        return [node] if node.start == ticket.first_page else self.path(node, ticket.first_page)
 
     def _open(self, kind: CopyKind, node: RadixNode, first_page: int, last_page: int) -> Ticket:
         serial = self._next_serial

@@ -216,7 +216,10 @@ class Residency:
         The caller changes the state of the node so that it does not belong into the queue. With
         `spare_pinned`, None also when all that is left is pinned.
         """
-        queue = {Queue.DEVICE: self.device, Queue.DUPLICATE: self.duplicates}.get(bit, self.soles)
+        if bit == Queue.DEVICE:
+            queue = self.device
+        else:
+            queue = self.duplicates if bit == Queue.DUPLICATE else self.soles
         if spare_pinned and isinstance(queue, PinningPolicy):
             node = queue.pop_unpinned()
         else:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache.errors import ConfigError
-from hicache.hashing import TOKEN_BYTES, hash_pages
+from hicache.hashing import TOKEN_BYTES
 from hicache.radix.eviction import LearningPolicy, LruPolicy
 from hicache.radix.keyed_policies import MruPolicy
+from hicache.radix.known_hashes import KnownHashes
 from hicache.radix.node import RadixNode
 from hicache.radix.records import InsertResult, MatchResult
 from hicache.radix.residency import Residency
@@ -44,6 +45,7 @@ class PrefixTree:
         history: uses of runs, also of evicted ones; None when no policy learns from it, unless
             `keep_history` has asked for it.
         generation: counts resets; what belongs to an older one is void.
+        known_hashes: saves hashing pages again that were hashed to be looked up in storage.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class PrefixTree:
             raise ConfigError(f"page_size must be at least 1 token, not {page_size}")
         self.page_size = page_size
         self.generation = 0
+        self.known_hashes = KnownHashes(page_size)
         self._page_bytes = page_size * TOKEN_BYTES
         self._create_policy = create_policy
         self._cut_victims = cut_victims
@@ -228,7 +231,8 @@ class PrefixTree:
             missing.append(current)
             current = current.parent
         for current in reversed(missing):
-            current.page_hashes = hash_pages(current.key, self.page_size, self.prior_hash(current))
+            prior = self.prior_hash(current)
+            current.page_hashes = self.known_hashes.hash_run(prior, current.key)
         return node.page_hashes or []
 
     def prior_hash(self, node: RadixNode) -> bytes:

@@ -199,12 +199,12 @@ class RadixTree(CopyingTree):
         ):
             order = (Queue.SOLE, Queue.DUPLICATE)
         # What is pinned in one queue goes after what is not pinned in the other.
-        victims = (
-            self._pop_victim(queue, num_pages, spare_pinned=spare_pinned)
-            for spare_pinned in (True, False)
-            for queue in order
-        )
-        return next((node for node in victims if node is not None), None)
+        for spare_pinned in (True, False):
+            for queue in order:
+                node = self._pop_victim(queue, num_pages, spare_pinned=spare_pinned)
+                if node is not None:
+                    return node
+        return None
 
     def _duplicates_are_too_many(self) -> bool:
         held = self.residency

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from pathlib import Path
 
+    from hicache.controller.records import Job, Result
     from hicache.storage import HiCacheStorage, HiCacheStorageConfig
     from hicache.types import IntArray
 
@@ -334,8 +335,8 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_what_the_sides_tell_each_other_is_plain(record: object) -> None:
+def test_what_the_sides_tell_each_other_is_plain(record: Job | Result) -> None:
     copy = PlainUnpickler(io.BytesIO(pickle.dumps(record))).load()
     assert type(copy) is type(record)
-    for name, value in vars(record).items():
+    for name, value in record._asdict().items():
         assert np.array_equal(getattr(copy, name), value) or getattr(copy, name) == value

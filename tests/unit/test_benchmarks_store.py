@@ -157,10 +157,11 @@ def test_looks_are_timed_in_a_small_and_a_large_store_and_opening_of_the_large_o
 def test_a_step_under_load_stands_beside_a_loop_and_what_storage_moved_meanwhile() -> None:
     results = run("the scheduler's thread under load")
     assert [(one.name, one.params["background"]) for one in results] == [
-        ("check_hicache_events", "storage"), ("loop", "storage"), ("loop", "none"),
+        ("check_hicache_events", "storage"), ("step_cpu", "storage"), ("wake", "storage"),
+        ("wake", "none"), ("loop", "storage"), ("loop", "none"),
         ("storage_busy", "storage"), ("moved", "storage"), ("moved", "storage"),
     ]  # fmt: skip
-    assert [one.params.get("movement") for one in results[4:]] == ["persist", "prefetch"]
+    assert [one.params.get("movement") for one in results[7:]] == ["persist", "prefetch"]
     assert all(one.median > 0 for one in results)
     bars = [(bar.limit, bar.statistic) for bar in results[0].bars]
     assert bars == [(100, "median"), (500, "p99")]

@@ -29,6 +29,7 @@ from hicache.types import PageHash, PageOutcome
 
 if TYPE_CHECKING:
     from hicache.controller import PrefetchOperation, StorageOperation
+    from hicache.controller.agreement import Finished
     from hicache.controller.records import Job, Result, StorageJob
     from hicache.types import IntArray, OperationId
 
@@ -142,6 +143,12 @@ class Bench:
             max_operations=STORAGE.max_inflight_persist_operations,
         )
 
+    def collect(self) -> Finished:
+        """Take all that has ended."""
+        finished = self.controller.collect()
+        self.controller.take(finished)
+        return finished
+
     def pages_result(self, operation: OperationId, num_good: int, phase: Phase) -> None:
         self.mover.results.append(
             PagesResult(
@@ -172,7 +179,7 @@ def test_writes_queued_together_are_one_job_in_the_order_of_their_priorities() -
     assert job.host_pages.tolist() == [2, 1, 0, 3]
     assert job.node_ids == (-1, -1, -1, -1)
     bench.mover.finish()
-    ((ack, good),) = bench.controller.collect().writes
+    ((ack, good),) = bench.collect().writes
     assert (len(ack.operations), good) == (4, 1)
     assert bench.controller.num_in_flight == 0
 
@@ -198,7 +205,7 @@ def test_copies_own_their_target_pages_until_they_have_ended() -> None:
     bench.controller.start_writing()
     bench.mover.finish()
     assert len(bench.controller.owned_pages()[1]) == 1
-    bench.controller.collect()
+    bench.collect()
     assert bench.controller.owned_pages()[1] == []
 
 
@@ -213,7 +220,7 @@ def test_jobs_on_the_write_stream_are_bounded_and_what_waits_is_merged() -> None
     bench.mover.results.append(
         CopyResult(operation_id=0, generation=0, good=True, num_pages=0, num_bytes=0, seconds=0.0)  # type: ignore[arg-type]
     )
-    bench.controller.collect()
+    bench.collect()
     bench.controller.start_writing()
     last = bench.mover.jobs[-1]
     assert isinstance(last, WriteJob)
@@ -277,11 +284,12 @@ def test_a_prefetch_owns_its_pages_from_the_start_of_the_read_until_they_are_rel
     bench.controller.store_queue.terminate_prefetch(operation)
     assert bench.mover.ended == [read.operation_id]
     assert bench.controller.collect().prefetches == [(operation, 2)]
-    operation.closed, operation.host_pages = True, pages(6)
+    bench.controller.store_queue.close_prefetch(operation, pages(6))
     assert bench.controller.collect().released == []
     assert [p.tolist() for p in bench.controller.owned_pages()[1]] == [[6]]
     bench.pages_result(read.operation_id, 2, Phase.ENDED)
     assert bench.controller.collect().released == [operation]
+    assert bench.collect().released == [operation]
     assert bench.controller.num_in_flight == 0
 
 

@@ -118,6 +118,26 @@ def test_heads_and_elements_of_a_token_are_contiguous_unless_heads_are_stored_ap
 
 @GEOMETRIES
 @pytest.mark.parametrize("layout", HostLayout)
+def test_the_pieces_of_many_pages_are_those_of_each(
+    layout: HostLayout, geometry_of: GeometryOf
+) -> None:
+    pool = make_pool(layout, geometry_of())
+    pages = [3, 0, 3, 4]
+    by_piece = [
+        [(address, size) for address in addresses.tolist()]
+        for addresses, size in pool.pieces_by_page(np.array(pages))
+    ]
+    assert list(zip(*by_piece, strict=True)) == [pool.page_pieces(page) for page in pages]
+    for wrong in (-1, NUM_PAGES):
+        with pytest.raises(OwnershipError, match="not all in this host pool"):
+            pool.pieces_by_page(np.array([0, wrong, 1]))
+    pool.close()
+    with pytest.raises(ClosedError):
+        pool.pieces_by_page(np.array(pages))
+
+
+@GEOMETRIES
+@pytest.mark.parametrize("layout", HostLayout)
 def test_all_pieces_lie_inside_the_regions_and_fill_them(
     layout: HostLayout, geometry_of: GeometryOf
 ) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from hicache.controller.agreement import Finished
-    from hicache.controller.operations import HiCacheAck
+    from hicache.controller.operations import HiCacheAck, PrefetchOperation
     from hicache.controller.records import WriteJob
     from hicache.controller.running_copy import RunningCopy
     from hicache.radix import CopyKind, RadixNode, Ticket
@@ -42,13 +41,12 @@ def ack_writes_before_they_ran(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_memory_of_ended_prefetches(patch: pytest.MonkeyPatch) -> None:
-    advance = Prefetcher.advance
+    release = Prefetcher.release
 
-    def mutated(prefetcher: Prefetcher, finished: Finished, *, now: float) -> None:
-        released = [one for one in finished.released if not one.terminated]
-        advance(prefetcher, finished._replace(released=released), now=now)
+    def mutated(prefetcher: Prefetcher, operations: Sequence[PrefetchOperation]) -> None:
+        release(prefetcher, [one for one in operations if not one.terminated])
 
-    patch.setattr(Prefetcher, "advance", mutated)
+    patch.setattr(Prefetcher, "release", mutated)
 
 
 def split_one_page_too_late(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_shortened_run_fails_in_the_same_way_again_and_again() -> None:
-    failure = simulate(2, 4000, shrink_steps=20_000).failure
+    failure = simulate(1, 4000, shrink_steps=20_000).failure
     assert failure is not None
     run, shortest = failure.run, failure.shortest
     assert len(shortest.decisions) < len(run.decisions) / 4
