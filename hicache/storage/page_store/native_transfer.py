@@ -21,6 +21,9 @@ _CALL_BYTES = 8 << 20
 _CHUNK_BYTES = 512 << 10
 """What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB."""
 
+_WRITE_CHUNK_BYTES = 2 << 20
+"""The page cache keeps what is written at once in pieces as large, which are read back faster."""
+
 _DIRECT_CALL_BYTES = 32 << 20
 """A call takes ten to twenty milliseconds: between two of them the disk has nothing to do."""
 
@@ -110,7 +113,7 @@ class NativeTransfer:
     def _write_bytes(self, layout: PageLayout, num_pages: int) -> int:
         """Return the bytes of a request: with several, all of a call are in the queue at once."""
         if self._num_requests == 1:
-            return self._chunk_bytes
+            return _WRITE_CHUNK_BYTES
         num_blocks = -(-num_pages * layout.page_blocks // self._num_requests)
         return max(self._chunk_bytes, num_blocks * BLOCK_BYTES)
 
