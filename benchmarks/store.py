@@ -54,6 +54,7 @@ class Sizes:
                 set_bytes=128 * mib,
                 read_bytes=32 * mib,
                 write_bytes=32 * mib,
+                cold_write_bytes=32 * mib,
                 turns=3,
                 row_seconds=1.0,
             ),

@@ -61,7 +61,8 @@ class TransferSizes:
         batch_pages: pages of one call.
         set_bytes: a turn is drawn from so many bytes of pages, at least.
         read_bytes, read_pages: what is read in a turn, at most; but every thread has a batch.
-        write_bytes, write_pages: likewise.
+        write_bytes, write_pages: likewise, through the page cache.
+        cold_write_bytes: likewise, past it: a disk takes a burst faster than it can go on.
         turns: how many turns count, at most.
         row_seconds: no new turn begins after so long, if there were five.
     """
@@ -76,6 +77,7 @@ class TransferSizes:
     read_pages: int = 8192
     write_bytes: int = 128 * _MIB
     write_pages: int = 1024
+    cold_write_bytes: int = 512 * _MIB
     turns: int = 10
     row_seconds: float = 6.0
 
@@ -137,9 +139,15 @@ class TransferRows:
             file = self._file(stack, memory, folder, "disk", direct=True)
             store = self._store(stack, memory, folder, direct=True)
             sides: list[Side] = [store, file]
+            most = self.sizes.cold_write_bytes
+            sizes = dataclasses.replace(
+                self.sizes, write_bytes=most, write_pages=most // page_bytes
+            )
             return [
                 *self._rows("read_cold", "read", sides, memory, folder, direct=True),
-                *self._rows("write_cold", "write", sides, memory, folder, direct=True),
+                *dataclasses.replace(self, sizes=sizes)._rows(
+                    "write_cold", "write", sides, memory, folder, direct=True
+                ),
             ]
 
     def _prepare(

@@ -46,6 +46,7 @@ SIZES = benchmarks.store.Sizes(
         set_bytes=96 * KIB,
         read_bytes=32 * KIB,
         write_bytes=32 * KIB,
+        cold_write_bytes=32 * KIB,
         turns=3,
     ),
     calls=CallSizes(look_pages=24, large_pages=40, batch_pages=4, samples=20, opens=2),
