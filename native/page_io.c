@@ -3,8 +3,8 @@
  * A page is a tuple of (address, length) pieces of host memory; pages of a call follow each other on
  * the disk, with `gap_bytes` between one and the next. Where they lie is a sequence of (descriptor,
  * offset, length) places, filled one after the other, `chunk_bytes` at a time; with direct I/O,
- * `num_requests` of those can be in the disk's queue at once. What is `mapped` is read out of the page
- * cache without a system call. Checksums are XXH3-128 over the pieces of each page, as
+ * `num_requests` of those can be in the disk's queue at once. A fourth member of a place tells where
+ * its file is mapped: what is in the page cache is copied from there. Checksums are XXH3-128 over the pieces of each page, as
  * `xxhash.xxh3_128_digest` gives them: the library of that package computes them.
  */
 
@@ -16,6 +16,7 @@
 #include "page_stream.h"
 
 #include <errno.h>
+#include <sys/mman.h>
 
 /* -- from Python's objects ------------------------------------------------------------------ */
 
@@ -114,6 +115,21 @@ out:
     return done;
 }
 
+static bool read_place(PyObject *item, Place *place)
+{
+    bool is_mapped = PyTuple_Check(item) && PyTuple_GET_SIZE(item) == 4;
+    size_t offset = 0, mapping = 0;
+    bool good = check_tuple(item, is_mapped ? 4 : 3,
+                            "a place as (descriptor, offset, number of bytes) or with a mapping") &&
+                as_size(PyTuple_GET_ITEM(item, 1), &offset) &&
+                as_size(PyTuple_GET_ITEM(item, 2), &place->num_bytes) &&
+                (!is_mapped || as_size(PyTuple_GET_ITEM(item, 3), &mapping));
+    place->fd = good ? PyLong_AsLong(PyTuple_GET_ITEM(item, 0)) : -1;
+    place->offset = (off_t)offset;
+    place->mapping = (const char *)mapping;
+    return good && !PyErr_Occurred();
+}
+
 static Place *read_places(PyObject *places, Py_ssize_t *num_places)
 {
     PyObject *sequence = PySequence_Fast(places, "places must be a sequence");
@@ -124,14 +140,7 @@ static Place *read_places(PyObject *places, Py_ssize_t *num_places)
     if (!found)
         PyErr_NoMemory();
     for (Py_ssize_t index = 0; found && index < *num_places; index++) {
-        PyObject *item = PySequence_Fast_GET_ITEM(sequence, index);
-        size_t offset = 0;
-        bool good = check_tuple(item, 3, "a place as (descriptor, offset, number of bytes)") &&
-                    as_size(PyTuple_GET_ITEM(item, 1), &offset) &&
-                    as_size(PyTuple_GET_ITEM(item, 2), &found[index].num_bytes);
-        found[index].fd = good ? PyLong_AsLong(PyTuple_GET_ITEM(item, 0)) : -1;
-        found[index].offset = (off_t)offset;
-        if (!good || PyErr_Occurred()) {
+        if (!read_place(PySequence_Fast_GET_ITEM(sequence, index), &found[index])) {
             PyMem_Free(found);
             found = NULL;
         }
@@ -151,7 +160,6 @@ typedef struct {
     Py_ssize_t chunk_bytes;
     Py_ssize_t num_requests;
     bool writes;
-    int mapped;
 } Call;
 
 static bool check_call(const Call *call)
@@ -170,12 +178,12 @@ static int work(const Call *call, Stream *stream, Place *places, Py_ssize_t num_
     size_t chunk_bytes = (size_t)call->chunk_bytes, num_requests = (size_t)call->num_requests;
     int error;
     Py_BEGIN_ALLOW_THREADS
-    if (call->mapped) {
-        error = move_mapped(stream, places, num_places, chunk_bytes);
-    } else if (num_requests == 1) {
-        error = move_stream(stream, places, num_places, chunk_bytes, call->writes);
-    } else {
+    if (num_requests > 1) {
         error = move_queued(stream, places, num_places, chunk_bytes, num_requests, call->writes);
+    } else if (call->writes) {
+        error = move_stream(stream, places, num_places, chunk_bytes, true);
+    } else {
+        error = move_mapped(stream, places, num_places, chunk_bytes);
     }
     end_stream(stream);
     Py_END_ALLOW_THREADS
@@ -212,24 +220,50 @@ out:
     return digests;
 }
 
-static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
+static PyObject *move_pages(PyObject *arguments, bool writes)
 {
-    Call call = {.writes = false};
-    if (!PyArg_ParseTuple(arguments, "OOnnnnn|p", &call.places, &call.pages, &call.first,
-                          &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
-                          &call.num_requests, &call.mapped))
-        return NULL;
-    return process(&call);
-}
-
-static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    Call call = {.writes = true};
+    Call call = {.writes = writes};
     if (!PyArg_ParseTuple(arguments, "OOnnnnn", &call.places, &call.pages, &call.first,
                           &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
                           &call.num_requests))
         return NULL;
     return process(&call);
+}
+
+static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    return move_pages(arguments, false);
+}
+
+static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    return move_pages(arguments, true);
+}
+
+static PyObject *map_file(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    int fd;
+    Py_ssize_t num_bytes;
+    if (!PyArg_ParseTuple(arguments, "in", &fd, &num_bytes))
+        return NULL;
+    void *mapping = mmap(NULL, (size_t)num_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    return mapping == MAP_FAILED ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromVoidPtr(mapping);
+}
+
+static PyObject *unmap(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_ssize_t num_bytes;
+    size_t mapping;
+    PyObject *address;
+    if (!PyArg_ParseTuple(arguments, "On", &address, &num_bytes) || !as_size(address, &mapping))
+        return NULL;
+    int result;
+    Py_BEGIN_ALLOW_THREADS
+    result = munmap((void *)mapping, (size_t)num_bytes);
+    Py_END_ALLOW_THREADS
+    if (result)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
 }
 
 /* So many pages ahead of the one that is looked at, objects are fetched into the processor's cache:
@@ -290,11 +324,16 @@ static bool bind_to_xxhash(void)
 
 static PyMethodDef functions[] = {
     {"read_pages", read_pages, METH_VARARGS,
-     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests, "
-     "mapped=False) -> bytes\n\nReturn the checksums of the leading pages that were read as a whole."},
+     "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
+     "\nReturn the checksums of the leading pages that were read as a whole."},
     {"write_pages", write_pages, METH_VARARGS,
      "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
      "\nReturn the checksums of the pages, all of which are written."},
+    {"map_file", map_file, METH_VARARGS,
+     "map_file(fd, num_bytes) -> int\n\n"
+     "Map a file, which may be shorter, and return the address of its first byte."},
+    {"unmap", unmap, METH_VARARGS,
+     "unmap(mapping, num_bytes)\n\nUndo `map_file`; nobody reads there any more."},
     {"have_length", have_length, METH_VARARGS,
      "have_length(pages, page_bytes) -> bool\n\n"
      "Return whether all are pages, and of this length."},

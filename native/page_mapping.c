@@ -16,7 +16,7 @@
 #endif
 
 enum {
-    MIN_BYTES = 2 << 20,      /* below that, mapping takes longer than it saves; measured */
+    MIN_BYTES = 64 << 10,     /* below that, asking for it takes longer than it saves */
     PIECE_BYTES = 4096,       /* stays in the first cache between the copy and the checksum */
     SAMPLE_BYTES = 1 << 20,   /* of so many, one page tells whether they are in the page cache */
     AHEAD_BYTES = 768,        /* fetched before they are needed: the processor stops at a page's end */
@@ -163,46 +163,41 @@ static size_t count_left(const Stream *stream)
     return total - stream->cursor.offset;
 }
 
-/* Whether a mapping seems to be in the page cache: a few of its pages are. */
-static bool is_cached(char *mapping, size_t num_bytes, size_t system_page)
+/* Whether mapped bytes seem to be in the page cache: a few of their pages are. */
+static bool is_cached(const char *from, size_t num_bytes)
 {
+    size_t system_page = (size_t)sysconf(_SC_PAGESIZE);
+    const char *page = from - (uintptr_t)from % system_page, *end = from + num_bytes;
+    const char *last = end - 1 - (uintptr_t)(end - 1) % system_page;
     unsigned char found;
-    for (size_t at = 0; at < num_bytes; at += SAMPLE_BYTES)
-        if (mincore(mapping + at, system_page, &found) || !(found & 1))
+    for (; page < last; page += SAMPLE_BYTES)
+        if (mincore((void *)page, system_page, &found) || !(found & 1))
             return false;
-    size_t last = (num_bytes - 1) / system_page * system_page;
-    return !mincore(mapping + last, system_page, &found) && found & 1;
+    return !mincore((void *)last, system_page, &found) && found & 1;
 }
 
 /* Read a place, or as much of it as the stream wants, if it is worth it; return an error number. */
 static int move_place(Stream *stream, Place *place)
 {
     struct stat file;
-    size_t left = count_left(stream), system_page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t left = count_left(stream);
     size_t num_bytes = place->num_bytes < left ? place->num_bytes : left;
+    const char *from = place->mapping + place->offset;
+    /* Behind the end of a file there is nothing to be read. */
     if (num_bytes < MIN_BYTES || fstat(place->fd, &file) ||
-        place->offset + (off_t)num_bytes > file.st_size)
+        place->offset + (off_t)num_bytes > file.st_size || !is_cached(from, num_bytes))
         return 0;
-    size_t before = (size_t)place->offset % system_page, length = before + num_bytes;
-    char *mapping = mmap(NULL, length, PROT_READ, MAP_SHARED, place->fd,
-                         place->offset - (off_t)before);
-    if (mapping == MAP_FAILED)
-        return 0;
-    int error = 0;
-    if (is_cached(mapping, length, system_page)) {
-        error = copy_guarded(stream, mapping + before, num_bytes);
-        place->offset += (off_t)num_bytes;
-        place->num_bytes -= num_bytes;
-    }
-    munmap(mapping, length);
+    int error = copy_guarded(stream, from, num_bytes);
+    place->offset += (off_t)num_bytes;
+    place->num_bytes -= num_bytes;
     return error;
 }
 
 int move_mapped(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes)
 {
-    bool maps = handles_bus_errors();
     for (Place *place = places; place < places + num_places; place++) {
-        int error = maps ? move_place(stream, place) : 0;
+        bool is_mapped = place->mapping && handles_bus_errors();
+        int error = is_mapped ? move_place(stream, place) : 0;
         if (!error)
             error = move_stream(stream, place, 1, chunk_bytes, false);
         if (error || place->num_bytes)

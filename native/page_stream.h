@@ -22,11 +22,12 @@ typedef struct {
     bool is_gap;
 } Segment;
 
-/* Neighbouring bytes of a file. */
+/* Neighbouring bytes of a file, and where in memory the file is mapped, if it is. */
 typedef struct {
     int fd;
     off_t offset;
     size_t num_bytes;
+    const char *mapping;
 } Place;
 
 /* A place in a stream: a segment, and so many bytes of it. */

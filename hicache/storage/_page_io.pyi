@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 _Pages: TypeAlias = Sequence[tuple[tuple[int, int], ...]]
-_Places: TypeAlias = Sequence[tuple[int, int, int]]
+_Places: TypeAlias = Sequence[tuple[int, int, int] | tuple[int, int, int, int]]
 
 def read_pages(
     places: _Places,
@@ -12,7 +12,6 @@ def read_pages(
     gap_bytes: int,
     chunk_bytes: int,
     num_requests: int,
-    mapped: bool = False,
     /,
 ) -> bytes: ...
 def write_pages(
@@ -25,4 +24,6 @@ def write_pages(
     num_requests: int,
     /,
 ) -> bytes: ...
+def map_file(fd: int, num_bytes: int, /) -> int: ...
+def unmap(mapping: int, num_bytes: int, /) -> None: ...
 def have_length(pages: _Pages, page_bytes: int, /) -> bool: ...

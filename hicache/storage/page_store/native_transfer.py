@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hicache.storage.base import Page
+    from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.layout import PageLayout
 
 __all__ = ["NativeTransfer"]
@@ -44,20 +45,25 @@ class NativeTransfer:
     """
 
     def __init__(
-        self, fd_of: Callable[[int, bool], int], *, direct: bool = False, mapped: bool = True
+        self,
+        fd_of: Callable[[int, bool], int],
+        *,
+        direct: bool = False,
+        mapping_of: Callable[[int, int], int] | None = None,
     ) -> None:
         """Use the descriptors of segments.
 
         Args:
             fd_of: returns one, by the number of a segment and whether to make a missing one.
             direct: whether descriptors are for direct I/O.
-            mapped: whether what is in the page cache is read without a system call.
+            mapping_of: returns where a segment is mapped, see `Segments.mapping`; by default none
+                is.
         """
         self._fd_of = fd_of
         self._call_bytes = _DIRECT_CALL_BYTES if direct else _CALL_BYTES
         self._chunk_bytes = _DIRECT_CHUNK_BYTES if direct else _CHUNK_BYTES
         self._num_requests = _NUM_DIRECT_REQUESTS if direct else 1
-        self._mapped = mapped and not direct
+        self._mapping_of = mapping_of
 
     def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
         """Yield, for one call after the other, which page is its first and how many it moves."""
@@ -76,16 +82,15 @@ class NativeTransfer:
         Raises:
             OSError: from the kernel.
         """
-        places = self._places(layout, first, num_pages, create=False)
+        extents = layout.extents_of(first, num_pages)
         return native_io.page_io.read_pages(
-            places,
+            [self._mapped(self._place(extent, create=False), extent) for extent in extents],
             pages,
             start,
             num_pages,
             layout.gap_bytes,
             self._chunk_bytes,
             self._num_requests,
-            self._mapped,
         )
 
     def write(
@@ -99,9 +104,9 @@ class NativeTransfer:
         Raises:
             OSError: from the kernel; any part may have been written.
         """
-        places = self._places(layout, first, num_pages, create=True)
+        extents = layout.extents_of(first, num_pages)
         return native_io.page_io.write_pages(
-            places,
+            [self._place(extent, create=True) for extent in extents],
             pages,
             start,
             num_pages,
@@ -117,10 +122,16 @@ class NativeTransfer:
         num_blocks = -(-num_pages * layout.page_blocks // self._num_requests)
         return max(self._chunk_bytes, num_blocks * BLOCK_BYTES)
 
-    def _places(
-        self, layout: PageLayout, first: int, num_pages: int, *, create: bool
-    ) -> list[tuple[int, int, int]]:
-        return [
-            (self._fd_of(segment, create), block * BLOCK_BYTES, num_blocks * BLOCK_BYTES)
-            for segment, block, num_blocks in layout.extents_of(first, num_pages)
-        ]
+    def _place(self, extent: Extent, *, create: bool) -> tuple[int, int, int]:
+        """Return where an extent is, as the native module wants to know it."""
+        segment, block, num_blocks = extent
+        return self._fd_of(segment, create), block * BLOCK_BYTES, num_blocks * BLOCK_BYTES
+
+    def _mapped(
+        self, place: tuple[int, int, int], extent: Extent
+    ) -> tuple[int, int, int] | tuple[int, int, int, int]:
+        """Return a place with the mapping of its segment, if there is one."""
+        if self._mapping_of is None:
+            return place
+        mapping = self._mapping_of(extent.segment, extent.end * BLOCK_BYTES)
+        return (*place, mapping) if mapping else place

@@ -11,6 +11,7 @@ import lmdb
 
 from hicache.errors import ConfigError
 from hicache.storage.page_store.allocator import Allocator
+from hicache.storage.page_store.blocks import BLOCK_BYTES
 from hicache.storage.page_store.catalogue import Catalogue
 from hicache.storage.page_store.counters import NAMESPACES
 from hicache.storage.page_store.departed import Departed
@@ -62,7 +63,9 @@ class OpenStore:
         self.directory = directory
         self.pid = os.getpid()
         self.index = index
-        self.segments = Segments(directory.data)
+        self.segments = Segments(
+            directory.data, mapped_bytes=store_format.segment_blocks * BLOCK_BYTES
+        )
         self.touches = Touches()
         self._mark = mark
         dead = [o for o in list_owners(directory.owners) if not is_alive(directory.owners, o)]

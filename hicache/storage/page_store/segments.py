@@ -8,6 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from hicache.storage import native_io
 from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind
 from hicache.storage.page_store.fallocate import punch_range, reserve_range
 from hicache.storage.vectored_io import write_at
@@ -27,18 +28,27 @@ class Segments:
     """The segment files of one store, opened when they are first needed. Thread-safe.
 
     A file is `<number>.pages` or `<number>.headers`. It is as long as what was ever reserved in it,
-    with holes where space was given back. Descriptors stay open until `close`, so that no call can
-    meet one that means another file by now.
+    with holes where space was given back. Descriptors and mappings stay until `close`, so that no
+    call can meet one that means another file by now.
     """
 
-    def __init__(self, directory: str) -> None:
-        """Use an existing directory."""
+    def __init__(self, directory: str, *, mapped_bytes: int = 0) -> None:
+        """Use an existing directory.
+
+        Args:
+            directory: where the files are.
+            mapped_bytes: how much of each payload file can be mapped; 0 for none.
+        """
         self._directory = directory
+        self._mapped_bytes = mapped_bytes
         # Guards the opening of files; look-ups in the dictionary need no lock.
         self._lock = threading.Lock()
         self._fds: dict[tuple[BlockKind, int, bool], int] = {}
         # Of files that were deleted under us; another thread may still use them.
         self._retired_fds: list[int] = []
+        # Addresses; 0 where a file cannot be mapped.
+        self._mappings: dict[int, int] = {}
+        self._retired_mappings: list[int] = []
         self._created = False
         self._can_punch = True
 
@@ -64,6 +74,23 @@ class Segments:
         """
         known = self._fds.get((BlockKind.PAYLOAD, segment, True))
         return self._open(BlockKind.PAYLOAD, segment, direct=True) if known is None else known
+
+    def mapping(self, segment: int, end: int) -> int:
+        """Return the address at which an opened payload file is mapped, for reading.
+
+        What is read there counts as memory of the process, though it is the page cache's still.
+
+        Args:
+            segment: number of the file.
+            end: up to where it is wanted, in bytes from its start.
+
+        Returns:
+            0 if it is not mapped as far as that. Beyond the end of the file nothing can be read.
+        """
+        if end > self._mapped_bytes:
+            return 0
+        known = self._mappings.get(segment)
+        return self._map(segment) if known is None else known
 
     def size(self, segment: int) -> int:
         """Return the length of a payload file in bytes; 0 if it is not there."""
@@ -134,6 +161,10 @@ class Segments:
 
     def close(self) -> None:
         """Close all files; to be called when no other call is under way."""
+        mappings = [*self._mappings.values(), *self._retired_mappings]
+        self._mappings, self._retired_mappings = {}, []
+        for mapping in filter(None, mappings):
+            native_io.page_io.unmap(mapping, self._mapped_bytes)
         fds = [*self._fds.values(), *self._retired_fds]
         self._fds, self._retired_fds = {}, []
         for fd in fds:
@@ -149,6 +180,20 @@ class Segments:
             for name in list(self._fds):
                 if name[0] is BlockKind.HEADER or name[1] == segment:
                     self._retired_fds.append(self._fds.pop(name))
+            self._retired_mappings.append(self._mappings.pop(segment, 0))
+
+    def _map(self, segment: int) -> int:
+        with self._lock:
+            fd = self._fds.get((BlockKind.PAYLOAD, segment, False))
+            if fd is None:
+                return 0
+            if segment not in self._mappings:
+                try:
+                    address = native_io.page_io.map_file(fd, self._mapped_bytes)
+                except OSError:
+                    address = 0
+                self._mappings[segment] = address
+            return self._mappings[segment]
 
     def _open(
         self, kind: BlockKind, segment: int, *, create: bool = False, direct: bool = False

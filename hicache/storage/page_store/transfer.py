@@ -51,10 +51,12 @@ class PageTransfer:
         """Use opened segments; see `PageStore` for `direct_io` and `mapped_reads`."""
         self._segments = segments
         self._direct = direct
-        self._mapped = mapped
+        self._mapping_of = segments.mapping if mapped else None
         self.native: NativeTransfer | None = None
         if native_io.HAS_NATIVE_IO:
-            self.native = NativeTransfer(self._fd, direct=direct, mapped=mapped)
+            self.native = NativeTransfer(
+                self._fd, direct=direct, mapping_of=None if direct else self._mapping_of
+            )
         self.num_direct_refusals = 0
         # What stands between pages whose length is no multiple of a block. Nobody reads the scrap,
         # so threads may write there at once.
@@ -133,7 +135,7 @@ class PageTransfer:
             return False
         self._direct = False
         if self.native is not None:
-            self.native = NativeTransfer(self._fd, mapped=self._mapped)
+            self.native = NativeTransfer(self._fd, mapping_of=self._mapping_of)
         self.num_direct_refusals += 1
         _LOGGER.warning("the file system refuses direct I/O (%s); it is buffered", error)
         return True

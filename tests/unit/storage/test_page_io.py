@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -68,6 +69,15 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+@contextlib.contextmanager
+def mapped(places: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Give places of one file with its mapping."""
+    fd, num_bytes = places[0][0], 1 << 30
+    mapping = _page_io.map_file(fd, num_bytes)
+    yield [(*place, mapping) for place in places]
+    _page_io.unmap(mapping, num_bytes)
+
+
 @needs_native
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_written_from_pages_is_read_into_others_with_the_checksums_of_both(
@@ -89,9 +99,8 @@ def test_what_is_written_from_pages_is_read_into_others_with_the_checksums_of_bo
         assert _page_io.read_pages(places, sample.pages, 0, num_pages, *arguments) == checksums
         assert sample.payloads() == payloads
         sample.memory[:] = 0
-        assert (
-            _page_io.read_pages(places, sample.pages, 0, num_pages, *arguments, True) == checksums
-        )
+        with mapped(places) as there:
+            assert _page_io.read_pages(there, sample.pages, 0, num_pages, *arguments) == checksums
         assert sample.payloads() == payloads
         first = rng.randrange(num_pages)
         place = (fd, 5000, len(payloads[first]))
@@ -111,11 +120,14 @@ def test_at_the_end_of_a_file_the_pages_before_it_are_read(fd: int, seed: int) -
     ends = np.cumsum([len(payload) + sample.gap_bytes for payload in payloads]) - sample.gap_bytes
     whole = int(np.searchsorted(ends, left, side="right"))
     checksums = sample.checksums()
-    arguments = ([(fd, 0, len(on_disk))], sample.pages, 0, len(payloads), sample.gap_bytes, 65_536)
-    for how in ((1,), (4,), (1, True)):
-        sample.memory[:] = 0
-        assert _page_io.read_pages(*arguments, *how) == checksums[: 16 * whole]
-        assert sample.payloads()[:whole] == payloads[:whole]
+    arguments = (sample.pages, 0, len(payloads), sample.gap_bytes, 65_536)
+    places = [(fd, 0, len(on_disk))]
+    with mapped(places) as there:
+        for how in ((places, 1), (places, 4), (there, 1)):
+            sample.memory[:] = 0
+            found = _page_io.read_pages(how[0], *arguments, how[1])
+            assert found == checksums[: 16 * whole]
+            assert sample.payloads()[:whole] == payloads[:whole]
 
 
 @needs_native
@@ -129,7 +141,7 @@ def test_errors_of_the_kernel_are_raised(fd: int, tmp_path: Path, requests: int)
     with pytest.raises(OSError, match="Bad file descriptor"):
         _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100, requests)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        _page_io.read_pages([(read_only, 0, 100)], [page], 0, 1, 0, 100, requests, True)
+        _page_io.read_pages([(read_only, 0, 100, 4096)], [page], 0, 1, 0, 100, requests)
     with pytest.raises(OSError, match="Invalid argument"):
         _page_io.write_pages([(fd, 0, 99)], [page], 0, 1, 0, 100, requests)
 
@@ -184,6 +196,8 @@ def test_what_cannot_be_pages_is_refused(
     ("places", "numbers", "error"),
     [
         ([(0, 0)], (0, 1, 1), TypeError),
+        ([(0, 0, 1, 1, 1)], (0, 1, 1), TypeError),
+        ([(0, 0, 1, "a")], (0, 1, 1), TypeError),
         ([("a", 0, 1)], (0, 1, 1), TypeError),
         ([(0, -1, 1)], (0, 1, 1), OverflowError),
         (7, (0, 1, 1), TypeError),

@@ -1,22 +1,26 @@
 """Reads out of the page cache itself, and a file that fails in the middle of one.
 
-Each in a process of its own: handlers of signals belong to a process, and a bus error that nobody
-handles ends it.
+What may end in a bus error has a process of its own: handlers of signals belong to a process, and a
+bus error that nobody handles ends it.
 """
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from page_store_tools import OK, chain, open_store, read, write
 
 from hicache.storage.native_io import HAS_NATIVE_IO
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+LARGE = 200_000
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE_IO, reason="the native module was not built")
 
@@ -31,6 +35,7 @@ TOTAL_BYTES = PAGE_BYTES * NUM_PAGES
 payload = np.random.default_rng(7).bytes(TOTAL_BYTES)
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 os.pwrite(fd, payload, 0)
+mapping = _page_io.map_file(fd, 1 << 30)
 memory = np.zeros(TOTAL_BYTES, dtype=np.uint8)
 pages = [((memory.ctypes.data + n * PAGE_BYTES, PAGE_BYTES),) for n in range(NUM_PAGES)]
 
@@ -39,7 +44,8 @@ def checksums_of(data):
     return b"".join(xxhash.xxh3_128_digest(data[at : at + PAGE_BYTES]) for at in cuts)
 
 def read():
-    return _page_io.read_pages([(fd, 0, TOTAL_BYTES)], pages, 0, NUM_PAGES, 0, 512 << 10, 1, True)
+    places = [(fd, 0, TOTAL_BYTES, mapping)]
+    return _page_io.read_pages(places, pages, 0, NUM_PAGES, 0, 512 << 10, 1)
 
 def check_read():
     memory[:] = 0
@@ -135,3 +141,38 @@ def test_a_traceback_of_a_bus_error_is_still_written(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGBUS
     assert "Fatal Python error: Bus error" in done.stderr
+
+
+def is_mapped(path: Path) -> bool:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return any(str(path) in line for line in maps)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("mapped_reads", [True, False])
+def test_segments_are_mapped_from_the_first_read_until_the_store_is_closed_if_they_may_be(
+    fast_path: Path, mapped_reads: bool
+) -> None:
+    storage = open_store(fast_path, page_bytes=LARGE, mapped_reads=mapped_reads)
+    keys = chain(1, 3)
+    assert write(storage, keys, page_bytes=LARGE) == [OK] * 3
+    assert not is_mapped(fast_path / "data")
+    assert read(storage, keys, page_bytes=LARGE) == [OK] * 3
+    assert is_mapped(fast_path / "data") == mapped_reads
+    storage.close()
+    assert not is_mapped(fast_path / "data")
+
+
+def test_a_segment_that_was_deleted_and_made_again_is_not_read_where_it_was(
+    fast_path: Path,
+) -> None:
+    storage = open_store(fast_path, page_bytes=LARGE)
+    for name in range(3):
+        keys = chain(name, 2)
+        assert write(storage, keys, page_bytes=LARGE) == [OK] * 2
+        assert read(storage, keys, page_bytes=LARGE) == [OK] * 2
+        shutil.rmtree(fast_path / "data")
+        assert storage.batch_exists(keys) == 0
+        assert write(storage, keys, page_bytes=LARGE) == [OK] * 2
+        assert read(storage, keys, page_bytes=LARGE) == [OK] * 2
+    storage.close()
