@@ -20,10 +20,11 @@ _CALL_BYTES = 8 << 20
 """A call takes a millisecond or two: between two of them deadlines are looked at."""
 
 _CHUNK_BYTES = 512 << 10
-"""What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB."""
+"""What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB.
 
-_WRITE_CHUNK_BYTES = 2 << 20
-"""The page cache keeps what is written at once in pieces as large, which are read back faster."""
+The page cache keeps what is written at once in pieces of that size. From larger ones it is read back
+a little faster, but memory in such pieces is harder to find.
+"""
 
 _DIRECT_CALL_BYTES = 32 << 20
 """A call takes ten to twenty milliseconds: between two of them the disk has nothing to do."""
@@ -118,7 +119,7 @@ class NativeTransfer:
     def _write_bytes(self, layout: PageLayout, num_pages: int) -> int:
         """Return the bytes of a request: with several, all of a call are in the queue at once."""
         if self._num_requests == 1:
-            return _WRITE_CHUNK_BYTES
+            return self._chunk_bytes
         num_blocks = -(-num_pages * layout.page_blocks // self._num_requests)
         return max(self._chunk_bytes, num_blocks * BLOCK_BYTES)
 
