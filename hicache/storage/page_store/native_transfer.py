@@ -22,8 +22,8 @@ _CALL_BYTES = 8 << 20
 _CHUNK_BYTES = 512 << 10
 """What is read and then looked at has to stay in a core's own cache; measured: 256 KiB to 1 MiB.
 
-The page cache keeps what is written at once in pieces of that size. From larger ones it is read back
-a little faster, but memory in such pieces is harder to find.
+The page cache keeps what is written at once in pieces of that size. From larger ones it is read
+back a little faster, but memory in such pieces is harder to find.
 """
 
 _DIRECT_CALL_BYTES = 32 << 20
