@@ -144,6 +144,7 @@ static int copy_guarded(Stream *stream, const char *from, size_t num_bytes)
     Guard mine = {.begin = from, .end = from + num_bytes};
     if (sigsetjmp(mine.way_out, 0)) {
         guard = NULL;
+        finish_copies();
         return EIO;
     }
     guard = &mine;

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hicache.controller.step_share import step_share
 from hicache.errors import RanksDivergedError, RanksLostError
 from hicache.hiradix_cache.followed_tree import FollowedTree
+from hicache.hiradix_cache.step_share import step_share
 from hicache.hiradix_cache.switching_off import drop_host_copies, switch_off
 from hicache.radix import CopyKind
 

@@ -7,7 +7,7 @@ from scripted_parts import faulty_storage, injected
 
 from hicache.config import PrefetchConfig
 from hicache.controller.records import Phase
-from hicache.controller.step_share import step_share
+from hicache.hiradix_cache.step_share import step_share
 from hicache.radix import RadixKey
 from hicache.testing.faulty_storage import Gate, Verb
 from hicache.types import PrefetchPolicy

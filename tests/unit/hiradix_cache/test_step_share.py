@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache.controller.agreement import WINDOW, Finished
-from hicache.controller.step_share import step_share
+from hicache.hiradix_cache.step_share import step_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
