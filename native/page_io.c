@@ -159,11 +159,19 @@ typedef struct {
     Py_ssize_t gap_bytes;
     Py_ssize_t chunk_bytes;
     Py_ssize_t num_requests;
+    Py_ssize_t mark;    /* so many pages are to be written before */
+    PyObject *on_mark;  /* is called with their checksums; NULL: nobody waits for that */
+    PyObject *checksums;
     bool writes;
 } Call;
 
 static bool check_call(const Call *call)
 {
+    if (call->mark < 0 || call->mark > call->num_pages) {
+        PyErr_Format(PyExc_ValueError, "no mark behind %zd of %zd pages", call->mark,
+                     call->num_pages);
+        return false;
+    }
     if (call->gap_bytes >= 0 && call->chunk_bytes >= 1 && call->num_requests >= 1 &&
         call->num_requests <= MAX_REQUESTS)
         return true;
@@ -172,14 +180,40 @@ static bool check_call(const Call *call)
     return false;
 }
 
-/* Do the work of a call without the interpreter's lock; return an error number. */
-static int work(const Call *call, Stream *stream, Place *places, Py_ssize_t num_places)
+/* Call `on_mark` from within `work`; see `Mark`. */
+static bool reach_mark(void *context)
 {
+    const Call *call = context;
+    PyGILState_STATE state = PyGILState_Ensure();
+    const char *checksums = PyBytes_AS_STRING(call->checksums);
+    PyObject *result = PyObject_CallFunction(call->on_mark, "y#", checksums,
+                                             call->mark * DIGEST_BYTES);
+    Py_XDECREF(result);
+    PyGILState_Release(state);
+    return result != NULL;
+}
+
+/* Return how many bytes of a stream come before a page. */
+static size_t bytes_before(const Stream *stream, Py_ssize_t page)
+{
+    size_t num_bytes = 0;
+    for (const Segment *segment = stream->segments; page; segment++) {
+        num_bytes += segment->num_bytes;
+        page -= segment->ends_page;
+    }
+    return num_bytes;
+}
+
+/* Do the work of a call without the interpreter's lock; return an error number. */
+static int work(Call *call, Stream *stream, Place *places, Py_ssize_t num_places)
+{
+    Mark mark = {bytes_before(stream, call->mark), reach_mark, call};
     size_t chunk_bytes = (size_t)call->chunk_bytes, num_requests = (size_t)call->num_requests;
     int error;
     Py_BEGIN_ALLOW_THREADS
     if (num_requests > 1) {
-        error = move_queued(stream, places, num_places, chunk_bytes, num_requests, call->writes);
+        error = move_queued(stream, places, num_places, chunk_bytes, num_requests, call->writes,
+                            call->on_mark ? &mark : NULL);
     } else if (call->writes) {
         error = move_stream(stream, places, num_places, chunk_bytes, true);
     } else {
@@ -192,7 +226,7 @@ static int work(const Call *call, Stream *stream, Place *places, Py_ssize_t num_
 }
 
 /* Return the checksums of the pages that were moved. */
-static PyObject *process(const Call *call)
+static PyObject *process(Call *call)
 {
     Stream stream = {0};
     Place *places = NULL;
@@ -206,11 +240,14 @@ static PyObject *process(const Call *call)
         !(digests = PyBytes_FromStringAndSize(NULL, call->num_pages * DIGEST_BYTES)))
         goto out;
     stream.digests = PyBytes_AS_STRING(digests);
+    call->checksums = digests;
     int error = work(call, &stream, places, num_places);
     if (error) {
         Py_CLEAR(digests);
         errno = error;
-        PyErr_SetFromErrno(PyExc_OSError);
+        /* What `on_mark` has raised says more. */
+        if (!PyErr_Occurred())
+            PyErr_SetFromErrno(PyExc_OSError);
     } else {
         _PyBytes_Resize(&digests, stream.num_done * DIGEST_BYTES);
     }
@@ -220,9 +257,9 @@ out:
     return digests;
 }
 
-static PyObject *move_pages(PyObject *arguments, bool writes)
+static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    Call call = {.writes = writes};
+    Call call = {.writes = false};
     if (!PyArg_ParseTuple(arguments, "OOnnnnn", &call.places, &call.pages, &call.first,
                           &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
                           &call.num_requests))
@@ -230,14 +267,14 @@ static PyObject *move_pages(PyObject *arguments, bool writes)
     return process(&call);
 }
 
-static PyObject *read_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
-{
-    return move_pages(arguments, false);
-}
-
 static PyObject *write_pages(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    return move_pages(arguments, true);
+    Call call = {.writes = true};
+    if (!PyArg_ParseTuple(arguments, "OOnnnnn|nO", &call.places, &call.pages, &call.first,
+                          &call.num_pages, &call.gap_bytes, &call.chunk_bytes,
+                          &call.num_requests, &call.mark, &call.on_mark))
+        return NULL;
+    return process(&call);
 }
 
 static PyObject *map_file(PyObject *Py_UNUSED(module), PyObject *arguments)
@@ -327,8 +364,11 @@ static PyMethodDef functions[] = {
      "read_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
      "\nReturn the checksums of the leading pages that were read as a whole."},
     {"write_pages", write_pages, METH_VARARGS,
-     "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests) -> bytes\n"
-     "\nReturn the checksums of the pages, all of which are written."},
+     "write_pages(places, pages, first, num_pages, gap_bytes, chunk_bytes, num_requests, mark=0,\n"
+     "            on_mark=None) -> bytes\n\n"
+     "Return the checksums of the pages, all of which are written. With several requests under way\n"
+     "at once, `on_mark` is called when so many pages as `mark` are written, with their checksums,\n"
+     "while the disk has those behind them; what it raises breaks the call off."},
     {"map_file", map_file, METH_VARARGS,
      "map_file(fd, num_bytes) -> int\n\n"
      "Map a file, which may be shorter, and return the address of its first byte."},

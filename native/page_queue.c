@@ -19,11 +19,15 @@ typedef struct {
     bool under_way;
 } Request;
 
+/* The newest request is submitted before the oldest one that is done is looked at. */
+enum { NUM_SLOTS = MAX_REQUESTS + 1 };
+
 /* The kernel takes some ten milliseconds to give a queue up, so a thread keeps its own. */
 typedef struct {
     aio_context_t context; /* 0: none */
     pid_t pid;             /* a forked process does not have its parent's */
-    Request requests[MAX_REQUESTS];
+    bool in_use;
+    Request requests[NUM_SLOTS];
 } Queue;
 
 static pthread_key_t key_of_queue;
@@ -47,7 +51,7 @@ bool prepare_queues(void)
     return pthread_key_create(&key_of_queue, free_queue) == 0;
 }
 
-/* Return the queue of this thread, NULL if there is none to be had. */
+/* Return the queue of this thread, NULL if there is none to be had or it is in use already. */
 static Queue *own_queue(void)
 {
     Queue *queue = pthread_getspecific(key_of_queue);
@@ -58,6 +62,8 @@ static Queue *own_queue(void)
             return NULL;
         }
     }
+    if (queue->in_use)
+        return NULL;
     if (queue->context && queue->pid == getpid())
         return queue;
     queue->context = 0;
@@ -76,14 +82,17 @@ typedef struct {
     Place *places_end;
     size_t chunk_bytes;
     size_t num_requests;
-    size_t next;   /* number of the next request, */
-    size_t oldest; /* and of the oldest one that was not looked at */
+    size_t next;      /* number of the next request, */
+    size_t oldest;    /* of the oldest one that may be under way, */
+    size_t looked_at; /* and of the oldest one whose checksums are not computed */
+    size_t num_moved; /* bytes of those that are done */
+    const Mark *mark; /* NULL: none is ahead */
     bool writes;
 } Move;
 
 static Request *request_of(const Move *move, size_t number)
 {
-    return &move->queue->requests[number % MAX_REQUESTS];
+    return &move->queue->requests[number % NUM_SLOTS];
 }
 
 /* Submit the next request; an error number. */
@@ -127,9 +136,6 @@ static int submit_more(Move *move)
         size_t wanted = request_of(move, move->next - 1)->wanted;
         move->place->offset += (off_t)wanted;
         move->place->num_bytes -= wanted;
-        /* What is written is looked at while the disk has it and what came before. */
-        if (move->writes && !pass_over(move->stream, wanted))
-            return ENOMEM;
     }
     return 0;
 }
@@ -154,8 +160,8 @@ static int wait_for(const Move *move, const Request *request)
     return 0;
 }
 
-/* Wait for the oldest request and forget it; an error number. `num_moved` are its bytes. */
-static int finish_oldest(Move *move, size_t *num_moved, bool *complete)
+/* Wait for the oldest request and forget it; an error number. */
+static int finish_oldest(Move *move, bool *complete)
 {
     const Request *request = request_of(move, move->oldest);
     int error = wait_for(move, request);
@@ -166,30 +172,52 @@ static int finish_oldest(Move *move, size_t *num_moved, bool *complete)
     move->oldest++;
     if (request->moved < 0)
         return (int)-request->moved;
-    *num_moved = (size_t)request->moved;
-    *complete = *num_moved == request->wanted;
+    move->num_moved += (size_t)request->moved;
+    *complete = (size_t)request->moved == request->wanted;
     return *complete || !move->writes ? 0 : EIO;
+}
+
+/* Compute checksums while the disk has something to do: of what was read, or is being written. */
+static int look_at_more(Move *move)
+{
+    size_t end = move->writes ? move->next : move->oldest;
+    for (; move->looked_at < end; move->looked_at++) {
+        const Request *request = request_of(move, move->looked_at);
+        if (!pass_over(move->stream, move->writes ? request->wanted : (size_t)request->moved))
+            return ENOMEM;
+    }
+    return 0;
+}
+
+/* Tell whoever waits for it that the mark is reached; an error number. */
+static int pass_mark(Move *move)
+{
+    const Mark *mark = move->mark;
+    if (!mark || move->num_moved < mark->num_bytes)
+        return 0;
+    move->mark = NULL;
+    return mark->reach(mark->context) ? 0 : ECANCELED;
 }
 
 /* Move all; leaves requests under way after an error, and at the end of a file. */
 static int run(Move *move)
 {
-    size_t num_moved = 0;
     for (bool complete = true;;) {
         int error = complete ? submit_more(move) : 0;
-        /* What was read is looked at while the disk has what comes next. */
-        if (!error && !move->writes && !pass_over(move->stream, num_moved))
-            error = ENOMEM;
+        if (!error)
+            error = look_at_more(move);
+        if (!error)
+            error = pass_mark(move);
         if (error || !complete || move->oldest == move->next)
             return error;
-        error = finish_oldest(move, &num_moved, &complete);
+        error = finish_oldest(move, &complete);
         if (error)
             return error;
     }
 }
 
 int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes,
-                size_t num_requests, bool writes)
+                size_t num_requests, bool writes, const Mark *mark)
 {
     Queue *queue = own_queue();
     if (!queue)
@@ -203,12 +231,14 @@ int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chun
         .chunk_bytes = chunk_bytes,
         .num_requests = num_requests,
         .writes = writes,
+        .mark = mark,
     };
+    queue->in_use = true;
     int error = run(&move);
     while (move.oldest < move.next) {
-        size_t num_moved;
         bool complete;
-        finish_oldest(&move, &num_moved, &complete);
+        finish_oldest(&move, &complete);
     }
+    queue->in_use = false;
     return error;
 }

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 _Pages: TypeAlias = Sequence[tuple[tuple[int, int], ...]]
@@ -22,6 +22,8 @@ def write_pages(
     gap_bytes: int,
     chunk_bytes: int,
     num_requests: int,
+    mark: int = 0,
+    on_mark: Callable[[bytes], object] = ...,
     /,
 ) -> bytes: ...
 def map_file(fd: int, num_bytes: int, /) -> int: ...

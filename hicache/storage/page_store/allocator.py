@@ -131,7 +131,7 @@ class Allocator:
         Raises:
             OSError, lmdb.Error: nothing has changed.
         """
-        need = _Need(self._headers_for(num_pages), num_pages * blocks_for(page_bytes))
+        need = self._need(num_pages, page_bytes)
         gain = self._try_refill(need, protected, check_room=True, num_needs=_NEEDS_AHEAD)
         if gain is None:
             num_changes = _COMMITS_AHEAD * changes_per_commit(self.limits)
@@ -141,6 +141,20 @@ class Allocator:
         gain = gain or self._try_refill(need, protected, anew=True)
         gain = gain or self._try_refill(need, protected, anew=True, may_grow=False)
         return bool(gain)
+
+    def refill_ahead(
+        self, num_pages: int, page_bytes: int, protected: Callable[[], Iterable[bytes]]
+    ) -> None:
+        """Lease blocks for that many pages as `refill` would first, if they are not here.
+
+        Raises:
+            OSError, lmdb.Error: nothing has changed.
+        """
+        need = self._need(num_pages, page_bytes)
+        # The last pages of a batch can be a group of their own.
+        need = need._replace(headers=need.headers + 1)
+        if not self._has(need):
+            self._try_refill(need, protected, check_room=True, num_needs=_NEEDS_AHEAD)
 
     def make_room(
         self, num_changes: int, *, protected: Callable[[], Iterable[bytes]] = tuple
@@ -280,8 +294,9 @@ class Allocator:
             raise
         return True
 
-    def _headers_for(self, num_pages: int) -> int:
-        return -(-num_pages // min(MAX_PAGES, changes_per_commit(self.limits)))
+    def _need(self, num_pages: int, page_bytes: int) -> _Need:
+        num_groups = -(-num_pages // min(MAX_PAGES, changes_per_commit(self.limits)))
+        return _Need(num_groups, num_pages * blocks_for(page_bytes))
 
     def _surrender(self, write: WriteTransaction) -> _Need:
         """Make free what nobody has claimed, and return how much that was.

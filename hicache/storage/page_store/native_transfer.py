@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.storage import native_io
 from hicache.storage.page_store.blocks import BLOCK_BYTES
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.layout import PageLayout
 
-__all__ = ["NativeTransfer"]
+__all__ = ["Mark", "NativeTransfer"]
 
 _CALL_BYTES = 8 << 20
 """A call takes a millisecond or two: between two of them deadlines are looked at."""
@@ -30,12 +30,32 @@ _DIRECT_CALL_BYTES = 32 << 20
 """A call takes ten to twenty milliseconds: between two of them the disk has nothing to do."""
 
 _DIRECT_CHUNK_BYTES = 1 << 20
-_NUM_DIRECT_REQUESTS = 8
+_NUM_DIRECT_READS = 8
 """A disk wants large requests, and the next ones while a checksum is computed.
 
-What is read is looked at when it has arrived, so the last request of a call must not be large. What
-is written is looked at while the disk has it, so that requests can be as large as the queue allows.
+What is read is looked at when it has arrived, so the last request of a call must not be large.
 """
+
+_DIRECT_WRITE_BYTES = 2 << 20
+_NUM_DIRECT_WRITES = 3
+"""What is written is looked at while the disk has it, so that requests can be large.
+
+They are few, because a disk may work at all that it has and be done with all at once: so it still
+has something to do when a `Mark` before the last ones is reached.
+"""
+
+
+class Mark(NamedTuple):
+    """A point in a write that somebody waits for.
+
+    Attributes:
+        num_pages: pages of the write that come before.
+        reach: called with their checksums, once at most, when they are written and the disk is busy
+            with what comes behind; that is written while it runs, whatever it takes.
+    """
+
+    num_pages: int
+    reach: Callable[[bytes], None]
 
 
 class NativeTransfer:
@@ -63,8 +83,15 @@ class NativeTransfer:
         self._fd_of = fd_of
         self._call_bytes = _DIRECT_CALL_BYTES if direct else _CALL_BYTES
         self._chunk_bytes = _DIRECT_CHUNK_BYTES if direct else _CHUNK_BYTES
-        self._num_requests = _NUM_DIRECT_REQUESTS if direct else 1
+        self._num_reads = _NUM_DIRECT_READS if direct else 1
+        self._write_bytes = _DIRECT_WRITE_BYTES if direct else _CHUNK_BYTES
+        self._num_writes = _NUM_DIRECT_WRITES if direct else 1
         self._mapping_of = mapping_of
+
+    @property
+    def passes_marks(self) -> bool:
+        """Whether a write goes on while its `Mark` is reached: several requests are under way."""
+        return self._num_writes > 1
 
     def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
         """Yield, for one call after the other, which page is its first and how many it moves."""
@@ -91,13 +118,22 @@ class NativeTransfer:
             num_pages,
             layout.gap_bytes,
             self._chunk_bytes,
-            self._num_requests,
+            self._num_reads,
         )
 
     def write(
-        self, layout: PageLayout, first: int, pages: Sequence[Page], start: int, num_pages: int
+        self,
+        layout: PageLayout,
+        first: int,
+        pages: Sequence[Page],
+        start: int,
+        num_pages: int,
+        mark: Mark | None = None,
     ) -> bytes:
         """Write `pages[start:]` to the places of the `first` and those behind it.
+
+        The `mark`, if there is one, is somewhere within them; the disk decides whether it is
+        reached before all is written.
 
         Returns:
             Their checksums.
@@ -112,16 +148,10 @@ class NativeTransfer:
             start,
             num_pages,
             layout.gap_bytes,
-            self._write_bytes(layout, num_pages),
-            self._num_requests,
+            self._write_bytes,
+            self._num_writes,
+            *(mark or ()),
         )
-
-    def _write_bytes(self, layout: PageLayout, num_pages: int) -> int:
-        """Return the bytes of a request: with several, all of a call are in the queue at once."""
-        if self._num_requests == 1:
-            return self._chunk_bytes
-        num_blocks = -(-num_pages * layout.page_blocks // self._num_requests)
-        return max(self._chunk_bytes, num_blocks * BLOCK_BYTES)
 
     def _place(self, extent: Extent, *, create: bool) -> tuple[int, int, int]:
         """Return where an extent is, as the native module wants to know it."""

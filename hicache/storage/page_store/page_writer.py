@@ -2,68 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import lmdb
 
-from hicache.storage.page_store.blocks import BlockKind, blocks_for, count_blocks, cut, join
-from hicache.storage.page_store.group import CHECKSUM_BYTES, MAX_PAGES, Group
-from hicache.storage.page_store.layout import PageLayout
+from hicache.storage.page_store.blocks import BlockKind
+from hicache.storage.page_store.group import MAX_PAGES
+from hicache.storage.page_store.group_writer import GroupWriter, outcome_of
 from hicache.storage.page_store.limits import changes_per_commit
-from hicache.storage.page_store.publisher import Draft
-from hicache.storage.page_store.segments import FULL_ERRNOS
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from hicache.storage.page_memory import BatchMemory
     from hicache.storage.page_store.allocator import Claim
+    from hicache.storage.page_store.batch import Batch
     from hicache.storage.page_store.open_store import OpenStore
+    from hicache.storage.page_store.publisher import Draft
     from hicache.storage.page_store.transfer import PageTransfer
 
-__all__ = ["Batch", "BatchWriter", "outcome_of", "skip_behind_failures"]
-
-
-def outcome_of(error: Exception) -> PageOutcome:
-    """Return what an error of the disk or the index means for a page."""
-    if isinstance(error, OSError):
-        full = error.errno in FULL_ERRNOS
-    else:
-        # LMDB calls it a disk error when the disk is full.
-        full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError))
-    return PageOutcome.NO_SPACE if full else PageOutcome.FAILED
-
-
-class Batch(NamedTuple):
-    """What to write.
-
-    Attributes:
-        namespace_id: in the store's index.
-        namespace_digest: 32 bytes that name the namespace.
-        prefix: what the names of its pages begin with.
-        page_bytes: length of each page.
-        keys: of the pages.
-        parent_keys: what each was chained from.
-        memory: where the bytes are.
-        expired: tells when no page may be begun any more.
-        fsync: whether pages are on the disk before they are `OK`.
-    """
-
-    namespace_id: int
-    namespace_digest: bytes
-    prefix: bytes
-    page_bytes: int
-    keys: Sequence[bytes]
-    parent_keys: Sequence[bytes]
-    memory: BatchMemory
-    expired: Callable[[], bool]
-    fsync: bool
+__all__ = ["BatchWriter", "skip_behind_failures"]
 
 
 class BatchWriter:
-    """Writes those pages of one batch that are not stored, as groups, and publishes them together.
+    """Writes those pages of one batch that are not stored, as groups, and publishes them.
 
     Attributes:
         outcomes: one a page; those that are stored already are there from the start.
@@ -75,16 +39,14 @@ class BatchWriter:
     ) -> None:
         """Begin; `present` are the places of the pages that are stored already."""
         self._store = store
-        self._transfer = transfer
         self._batch = batch
+        self._groups = GroupWriter(store, transfer, batch)
         self.outcomes = [PageOutcome.SKIPPED] * len(batch.keys)
         for index in present:
             self.outcomes[index] = PageOutcome.PRESENT
         self.error: Exception | None = None
         # Places of pages whose key comes before in the batch, and the places where.
         self._repeats: list[tuple[int, int]] = []
-        # Written groups, with the place of each one's first page in the batch.
-        self._written: list[tuple[int, Draft]] = []
         self._not_good: set[bytes] = set()
 
     def run(self) -> list[PageOutcome]:
@@ -136,7 +98,8 @@ class BatchWriter:
                 assert self.error is not None
                 self._fail(index, end, outcome_of(self.error))
                 return
-            num_written, failure = self._write_groups(index, claims)
+            num_written, failure = self._groups.write(index, claims, self._publish_ahead)
+            self.error = self._groups.error or self.error
             index += num_written
             if num_written < sum(claim.num_pages for claim in claims):
                 self._fail(index, end, failure)
@@ -154,20 +117,21 @@ class BatchWriter:
         """Return blocks for some pages, at least one, or nothing with the reason in `error`."""
         allocator, page_bytes = self._store.allocator, self._batch.page_bytes
         most = min(MAX_PAGES, changes_per_commit(allocator.limits))
+        num_first = num_pages - self._groups.num_last(num_pages)
         claims: list[Claim] = []
-        claim = self._claim(num_pages, most)
+        claim = self._claim(num_pages, min(num_first, most))
         while claim is not None:
             claims.append(claim)
             num_pages -= claim.num_pages
+            num_first -= claim.num_pages
             # What is missing now is got when these are written.
-            most = min(num_pages, most)
-            claim = allocator.claim(most, page_bytes, at_least=most) if num_pages else None
+            wanted = min(num_first if num_first > 0 else num_pages, most)
+            claim = allocator.claim(wanted, page_bytes, at_least=wanted) if num_pages else None
         return claims
 
     def _claim(self, num_pages: int, most: int) -> Claim | None:
         """Return blocks for one group of `most` pages at most, or `None`, see `_claim_groups`."""
         allocator, page_bytes = self._store.allocator, self._batch.page_bytes
-        most = min(num_pages, most)
         error: Exception = OSError(errno.ENOSPC, "the limits of the page store leave no room")
         more = True
         while more:
@@ -188,92 +152,25 @@ class BatchWriter:
         batch = self._batch
         return {batch.prefix + key for key in (*batch.keys, *batch.parent_keys)}
 
-    def _write_groups(self, index: int, claims: list[Claim]) -> tuple[int, PageOutcome]:
-        """Write pages and headers; return how many pages, and what is the matter with the next.
+    def _publish_ahead(self) -> bool:
+        """Publish what is written; return whether what comes behind it is of use.
 
-        The pages of all groups are one stream, so that the disk has no pause between groups.
+        It is not if its parent is not stored: nobody would ever find it.
         """
-        checksums, failure = self._write_payloads(index, claims)
-        num_left = len(checksums) // CHECKSUM_BYTES
-        num_written = 0
-        for claim in claims:
-            num_pages = min(claim.num_pages, num_left)
-            first = num_written * CHECKSUM_BYTES
-            group = self._group_of(
-                index + num_written,
-                claim,
-                checksums[first : first + num_pages * CHECKSUM_BYTES],
+        groups = [draft.group for _, draft in self._groups.drafts]
+        self._publish()
+        # While the disk is busy anyway. What fails here fails again for whoever needs the blocks.
+        with contextlib.suppress(OSError, lmdb.Error):
+            self._store.allocator.refill_ahead(
+                len(self._batch.keys), self._batch.page_bytes, self._protected
             )
-            error = self._write_header(group)
-            if error is not None:
-                num_pages = num_left = 0
-                failure = outcome_of(error)
-            self._settle(index + num_written, claim, group, num_pages)
-            num_left -= num_pages
-            num_written += num_pages
-        return num_written, failure
-
-    def _write_payloads(self, index: int, claims: list[Claim]) -> tuple[bytes, PageOutcome]:
-        """Write pages until one cannot be; return their checksums and what the matter is."""
-        batch = self._batch
-        extents = join(extent for claim in claims for extent in claim.extents)
-        layout = PageLayout(batch.page_bytes, tuple(extents))
-        num_pages = sum(claim.num_pages for claim in claims)
-        checksums = b""
-        for done, count in self._transfer.cut(layout, num_pages):
-            if done and batch.expired():
-                return checksums, PageOutcome.TIMEOUT
-            try:
-                checksums += self._transfer.write(layout, done, batch.memory, index + done, count)
-            except OSError as error:
-                self.error = error
-                return checksums, outcome_of(error)
-        return checksums, PageOutcome.OK
-
-    def _group_of(self, index: int, claim: Claim, checksums: bytes) -> Group:
-        """Return the group of the pages that have these checksums, the first one at `index`."""
-        batch = self._batch
-        num_pages = len(checksums) // CHECKSUM_BYTES
-        num_blocks = num_pages * blocks_for(batch.page_bytes)
-        return Group(
-            claim.group_id,
-            claim.header.segment,
-            claim.header.block,
-            batch.namespace_digest,
-            batch.page_bytes,
-            batch.parent_keys[index],
-            b"".join(batch.keys[index : index + num_pages]),
-            checksums,
-            tuple(cut(claim.extents, 0, num_blocks)),
-        )
-
-    def _write_header(self, group: Group) -> OSError | None:
-        """Write the header of a group that has pages; return why that failed."""
-        if not group.num_pages:
-            return None
-        try:
-            self._store.segments.write_header(group.header_extent, group.encode())
-        except OSError as error:
-            self.error = error
-            return error
-        return None
-
-    def _settle(self, index: int, claim: Claim, group: Group, num_pages: int) -> None:
-        """Keep a group to be published, if it has pages, and give back what it does not use."""
-        num_used = num_pages * group.layout.page_blocks
-        num_unused = count_blocks(claim.extents) - num_used
-        allocator = self._store.allocator
-        if num_unused:
-            allocator.unclaim(BlockKind.PAYLOAD, cut(claim.extents, num_used, num_unused))
-        if num_pages:
-            self._written.append((index, Draft(group, self._batch.namespace_id)))
-        else:
-            allocator.unclaim(BlockKind.HEADER, [claim.header])
+        return not groups or groups[-1].key(groups[-1].num_pages - 1) not in self._not_good
 
     def _publish(self) -> None:
-        if not self._written:
+        written, self._groups.drafts = self._groups.drafts, []
+        if not written:
             return
-        drafts = [draft for _, draft in self._written]
+        drafts = [draft for _, draft in written]
         num_published = 0
         try:
             if self._batch.fsync:
@@ -284,9 +181,9 @@ class BatchWriter:
             publication = self._store.publisher.publish(drafts)
             self.error = publication.error or self.error
             num_published = len(publication.stored)
-            for (index, draft), stored in zip(self._written, publication.stored, strict=False):
+            for (index, draft), stored in zip(written, publication.stored, strict=False):
                 self._note_published(index, draft, stored)
-        for index, draft in self._written[num_published:]:
+        for index, draft in written[num_published:]:
             assert self.error is not None
             self._fail(index, index + draft.group.num_pages, outcome_of(self.error))
             self._store.allocator.unclaim(BlockKind.PAYLOAD, draft.group.extents)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hicache.storage.page_memory import BatchMemory, PageViews
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.layout import PageLayout
+    from hicache.storage.page_store.native_transfer import Mark
     from hicache.storage.page_store.segments import Segments
 
 __all__ = ["PageTransfer"]
@@ -65,6 +66,11 @@ class PageTransfer:
         # The ends of a list are thread-safe.
         self._spare_buffers: list[mmap.mmap] = []
 
+    @property
+    def passes_marks(self) -> bool:
+        """Whether a `Mark` can be reached before a write is done."""
+        return self.native is not None and self.native.passes_marks
+
     def cut(self, layout: PageLayout, num_pages: int) -> Iterator[tuple[int, int]]:
         """Yield, for one write after the other, which page is its first and how many it moves.
 
@@ -103,9 +109,18 @@ class PageTransfer:
         return (num_read + gap_bytes) // layout.stride_bytes
 
     def write(
-        self, layout: PageLayout, first: int, memory: BatchMemory, start: int, num_pages: int
+        self,
+        layout: PageLayout,
+        first: int,
+        memory: BatchMemory,
+        start: int,
+        num_pages: int,
+        mark: Mark | None = None,
     ) -> bytes:
         """Write pages of a batch, from `start` on, to the places of the `first` and those behind.
+
+        A `mark` within them need not be reached, see `passes_marks`. If it was and the write fails
+        behind it, all is written once more, which changes nothing in front of it.
 
         Returns:
             Their checksums.
@@ -115,7 +130,7 @@ class PageTransfer:
         """
         if self.native is not None:
             with contextlib.suppress(OSError):
-                return self.native.write(layout, first, memory.pages, start, num_pages)
+                return self.native.write(layout, first, memory.pages, start, num_pages, mark)
         source = memory.views(start, num_pages)
         checksums = source.checksums()
         buffers = _stream(source, layout.gap_bytes, self._zeros)

@@ -15,7 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import xxhash
@@ -61,9 +61,11 @@ class Pages:
         places = [(fd, 0, TOTAL_BYTES)]
         return _page_io.read_pages(places, self.pages, 0, NUM_PAGES, 0, CHUNK_BYTES, num_requests)
 
-    def write(self, fd: int, num_requests: int = NUM_REQUESTS) -> bytes:
+    def write(self, fd: int, num_requests: int = NUM_REQUESTS, *mark: Any) -> bytes:
         places = [(fd, 0, TOTAL_BYTES)]
-        return _page_io.write_pages(places, self.pages, 0, NUM_PAGES, 0, CHUNK_BYTES, num_requests)
+        return _page_io.write_pages(
+            places, self.pages, 0, NUM_PAGES, 0, CHUNK_BYTES, num_requests, *mark
+        )
 
 
 @pytest.fixture
@@ -144,6 +146,60 @@ def test_after_an_error_half_way_nothing_is_under_way(
         pages.pages[position] = good
         assert pages.read(direct_fd) == checksums
         assert pages.checksums() == checksums
+
+
+@pytest.mark.parametrize("mark", [0, 1, 7, 20, NUM_PAGES - 1, NUM_PAGES])
+def test_when_a_mark_is_reached_all_before_it_is_on_the_disk(direct_fd: int, mark: int) -> None:
+    pages, found = Pages(mark), Pages(mark)
+    checksums = pages.fill()
+    reached: list[bytes] = []
+
+    def reach(so_far: bytes) -> None:
+        """Look at the file, which the thread can do while its own requests are under way."""
+        size = os.fstat(direct_fd).st_size
+        assert size >= mark * PAGE_BYTES
+        found.read(direct_fd)
+        assert found.checksums()[: 16 * mark] == checksums[: 16 * mark]
+        reached.append(so_far)
+
+    for num_requests in (2, NUM_REQUESTS, 16):
+        os.ftruncate(direct_fd, 0)
+        assert pages.write(direct_fd, num_requests, mark, reach) == checksums
+        assert reached == [checksums[: 16 * mark]]
+        reached.clear()
+
+
+def test_without_requests_in_a_queue_nobody_is_told_of_a_mark(direct_fd: int) -> None:
+    pages = Pages(1)
+    checksums = pages.fill()
+    assert pages.write(direct_fd, 1, 7, pytest.fail) == checksums
+
+
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.parametrize("mark", [0, 5, NUM_PAGES])
+def test_what_is_raised_at_a_mark_breaks_the_write_off_and_nothing_is_under_way(
+    direct_fd: int, mark: int
+) -> None:
+    pages = Pages(2)
+    checksums = pages.fill()
+
+    def refuse(_: bytes) -> NoReturn:
+        raise Refused
+
+    with pytest.raises(Refused):
+        pages.write(direct_fd, NUM_REQUESTS, mark, refuse)
+    assert pages.write(direct_fd) == checksums
+    pages.memory[:] = bytes(TOTAL_BYTES)
+    assert pages.read(direct_fd) == checksums
+
+
+@pytest.mark.parametrize("mark", [-1, NUM_PAGES + 1])
+def test_a_mark_behind_the_pages_is_refused(direct_fd: int, mark: int) -> None:
+    with pytest.raises(ValueError, match="no mark behind"):
+        Pages(0).write(direct_fd, NUM_REQUESTS, mark, print)
 
 
 def test_a_thread_has_one_queue_until_it_ends(direct_fd: int) -> None:

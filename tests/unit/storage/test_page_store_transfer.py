@@ -25,12 +25,8 @@ from page_store_tools import (
     write,
 )
 
-from hicache.storage import native_io
 from hicache.storage.base import Page, Piece
 from hicache.storage.page_store import list_pages
-from hicache.storage.page_store.blocks import Extent, blocks_for
-from hicache.storage.page_store.layout import PageLayout
-from hicache.storage.page_store.native_transfer import NativeTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -191,30 +187,6 @@ def test_an_error_of_the_disk_costs_the_pages_from_there_on(
     monkeypatch.undo()
     assert read(storage, KEYS, page_bytes=page_bytes) == [OK] * NUM_PAGES
     storage.close()
-
-
-@pytest.mark.skipif(not native_io.HAS_NATIVE_IO, reason="the native module was not built")
-@pytest.mark.parametrize("page_bytes", [4096, 5000, 131_072, 3 << 20, 40 << 20])
-def test_all_that_a_call_writes_past_the_page_cache_is_in_the_disks_queue_at_once(
-    monkeypatch: pytest.MonkeyPatch, page_bytes: int
-) -> None:
-    queued: list[int] = []
-
-    def write_pages(places: Sequence[tuple[int, int, int]], *arguments: Any) -> bytes:
-        *_, num_pages, _, chunk_bytes, num_requests = arguments
-        assert chunk_bytes % BLOCK_BYTES == 0
-        assert sum(num_bytes for *_, num_bytes in places) <= chunk_bytes * num_requests
-        queued.append(num_pages)
-        return b""
-
-    monkeypatch.setattr(native_io.page_io, "write_pages", write_pages)
-    num_pages = 300
-    extent = Extent(0, 7, num_pages * blocks_for(page_bytes))
-    layout = PageLayout(page_bytes, (extent,))
-    native = NativeTransfer(lambda *_: 3, direct=True)
-    for first, count in native.cut(layout, num_pages):
-        native.write(layout, first, [], first, count)
-    assert sum(queued) == num_pages
 
 
 def refusing_to_open(call: Callable[..., int]) -> Callable[..., int]:
