@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* -- a thread's queue ----------------------------------------------------------------------- */
@@ -19,16 +20,16 @@ typedef struct {
     bool under_way;
 } Request;
 
-/* The newest request is submitted before the oldest one that is done is looked at. */
-enum { NUM_SLOTS = MAX_REQUESTS + 1 };
-
 /* The kernel takes some ten milliseconds to give a queue up, so a thread keeps its own. */
 typedef struct {
     aio_context_t context; /* 0: none */
     pid_t pid;             /* a forked process does not have its parent's */
     bool in_use;
-    Request requests[NUM_SLOTS];
+    Request requests[MAX_REQUESTS];
 } Queue;
+
+/* So much takes 50 us: a disk that has done all its requests meanwhile has not waited for long. */
+enum { MAX_LOOK_BYTES = 512 << 10 };
 
 static pthread_key_t key_of_queue;
 
@@ -82,17 +83,19 @@ typedef struct {
     Place *places_end;
     size_t chunk_bytes;
     size_t num_requests;
-    size_t next;      /* number of the next request, */
-    size_t oldest;    /* of the oldest one that may be under way, */
-    size_t looked_at; /* and of the oldest one whose checksums are not computed */
-    size_t num_moved; /* bytes of those that are done */
-    const Mark *mark; /* NULL: none is ahead */
+    size_t next;          /* number of the next request, */
+    size_t oldest;        /* and of the oldest one that may be under way */
+    size_t num_submitted; /* bytes of all requests so far, */
+    size_t num_moved;     /* of those that are done, */
+    size_t num_looked_at; /* and those that the checksums have seen */
+    const Mark *mark;     /* NULL: none is ahead */
+    bool ended;           /* a file is shorter than what was to be read from it */
     bool writes;
 } Move;
 
 static Request *request_of(const Move *move, size_t number)
 {
-    return &move->queue->requests[number % NUM_SLOTS];
+    return &move->queue->requests[number % MAX_REQUESTS];
 }
 
 /* Submit the next request; an error number. */
@@ -124,7 +127,7 @@ static int submit(Move *move, const Place *place)
 /* Submit what there is to submit, and as much as may be under way; an error number. */
 static int submit_more(Move *move)
 {
-    while (move->next - move->oldest < move->num_requests) {
+    while (!move->ended && move->next - move->oldest < move->num_requests) {
         while (move->place < move->places_end && !move->place->num_bytes)
             move->place++;
         if (move->place == move->places_end || move->ahead.segment == move->stream->num_segments)
@@ -136,84 +139,112 @@ static int submit_more(Move *move)
         size_t wanted = request_of(move, move->next - 1)->wanted;
         move->place->offset += (off_t)wanted;
         move->place->num_bytes -= wanted;
+        move->num_submitted += wanted;
     }
     return 0;
 }
 
-/* Wait until a request is done; an error number if nobody can tell, and then none is under way. */
-static int wait_for(const Move *move, const Request *request)
+/* Note which requests are done, after waiting for one if told to.
+ *
+ * An error number if nobody can tell, and then none is under way.
+ */
+static int collect(const Move *move, bool waits)
 {
     struct io_event events[MAX_REQUESTS];
-    while (request->under_way) {
-        long count = syscall(SYS_io_getevents, move->queue->context, 1, MAX_REQUESTS, events, NULL);
-        if (count < 0 && errno != EINTR) {
-            int error = errno;
-            give_up(move->queue);
-            return error;
-        }
-        for (long event = 0; event < count; event++) {
-            Request *done = (Request *)(uintptr_t)events[event].data;
-            done->moved = events[event].res;
-            done->under_way = false;
-        }
-    }
-    return 0;
-}
-
-/* Wait for the oldest request and forget it; an error number. */
-static int finish_oldest(Move *move, bool *complete)
-{
-    const Request *request = request_of(move, move->oldest);
-    int error = wait_for(move, request);
-    if (error) {
-        move->oldest = move->next;
+    struct timespec at_once = {0};
+    long count = syscall(SYS_io_getevents, move->queue->context, waits, MAX_REQUESTS, events,
+                         waits ? NULL : &at_once);
+    if (count < 0 && errno != EINTR) {
+        int error = errno;
+        give_up(move->queue);
+        for (size_t number = move->oldest; number < move->next; number++)
+            request_of(move, number)->under_way = false;
         return error;
     }
-    move->oldest++;
-    if (request->moved < 0)
-        return (int)-request->moved;
-    move->num_moved += (size_t)request->moved;
-    *complete = (size_t)request->moved == request->wanted;
-    return *complete || !move->writes ? 0 : EIO;
-}
-
-/* Compute checksums while the disk has something to do: of what was read, or is being written. */
-static int look_at_more(Move *move)
-{
-    size_t end = move->writes ? move->next : move->oldest;
-    for (; move->looked_at < end; move->looked_at++) {
-        const Request *request = request_of(move, move->looked_at);
-        if (!pass_over(move->stream, move->writes ? request->wanted : (size_t)request->moved))
-            return ENOMEM;
+    for (long event = 0; event < count; event++) {
+        Request *done = (Request *)(uintptr_t)events[event].data;
+        done->moved = events[event].res;
+        done->under_way = false;
     }
     return 0;
+}
+
+/* Forget the oldest requests, as far as they are done; an error number. */
+static int forget_done(Move *move)
+{
+    while (!move->ended && move->oldest < move->next) {
+        const Request *request = request_of(move, move->oldest);
+        if (request->under_way)
+            break;
+        move->oldest++;
+        if (request->moved < 0)
+            return (int)-request->moved;
+        move->num_moved += (size_t)request->moved;
+        move->ended = (size_t)request->moved < request->wanted;
+    }
+    return move->ended && move->writes ? EIO : 0;
+}
+
+/* Compute checksums of what there is, but not for long; an error number. */
+static int look_at_more(Move *move)
+{
+    size_t ready = move->writes ? move->num_submitted : move->num_moved;
+    size_t part = ready - move->num_looked_at;
+    if (part > MAX_LOOK_BYTES)
+        part = MAX_LOOK_BYTES;
+    move->num_looked_at += part;
+    return pass_over(move->stream, part) ? 0 : ENOMEM;
 }
 
 /* Tell whoever waits for it that the mark is reached; an error number. */
 static int pass_mark(Move *move)
 {
     const Mark *mark = move->mark;
-    if (!mark || move->num_moved < mark->num_bytes)
+    if (!mark || move->num_moved < mark->num_bytes || move->num_looked_at < mark->num_bytes)
         return 0;
     move->mark = NULL;
     return mark->reach(mark->context) ? 0 : ECANCELED;
 }
 
-/* Move all; leaves requests under way after an error, and at the end of a file. */
+/* Whether checksums have seen all that can be seen at present. */
+static bool has_seen_all(const Move *move)
+{
+    return move->num_looked_at == (move->writes ? move->num_submitted : move->num_moved);
+}
+
+/* Move all; leaves requests under way after an error, and at the end of a file.
+ *
+ * Between two pieces of checksums it looks whether the disk is done with something, so that the disk
+ * always has the next requests: what is written is looked at while the disk has it, and what was read
+ * while it has what comes next.
+ */
 static int run(Move *move)
 {
-    for (bool complete = true;;) {
-        int error = complete ? submit_more(move) : 0;
+    for (;;) {
+        int error = submit_more(move);
         if (!error)
             error = look_at_more(move);
         if (!error)
             error = pass_mark(move);
-        if (error || !complete || move->oldest == move->next)
+        bool idle = move->oldest == move->next || move->ended;
+        bool seen = has_seen_all(move);
+        if (error || (idle && seen))
             return error;
-        error = finish_oldest(move, &complete);
+        if (!idle)
+            error = collect(move, seen);
+        if (!error)
+            error = forget_done(move);
         if (error)
             return error;
     }
+}
+
+/* Wait until no request is under way. */
+static void wait_for_all(Move *move)
+{
+    for (; move->oldest < move->next; move->oldest++)
+        while (request_of(move, move->oldest)->under_way)
+            collect(move, true);
 }
 
 int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes,
@@ -235,10 +266,7 @@ int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chun
     };
     queue->in_use = true;
     int error = run(&move);
-    while (move.oldest < move.next) {
-        bool complete;
-        finish_oldest(&move, &complete);
-    }
+    wait_for_all(&move);
     queue->in_use = false;
     return error;
 }
