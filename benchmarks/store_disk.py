@@ -130,6 +130,10 @@ class PackedFile:
         name: how results name it.
         direct: past the page cache.
 
+    Attributes:
+        name: as given.
+        path: of the file that is read.
+
     Raises:
         OSError: the file system cannot do without its page cache.
     """
@@ -141,7 +145,8 @@ class PackedFile:
         self._direct = direct
         self._flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
         folder.mkdir()
-        self._kept = os.open(folder / "kept", self._flags)
+        self.path = folder / "kept"
+        self._kept = os.open(self.path, self._flags)
 
     def keep(self) -> None:
         """Write all pages to the file that is read."""

@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Literal
 
+from benchmarks.disk_tools import disk_tools
 from benchmarks.harness import Bar, Result, summarise
 from benchmarks.page_set import PageSet, Turn
 from benchmarks.peers.store_process import left_out_on_failure
@@ -45,6 +46,9 @@ _SMALL_PAGES_BAR: Final = 0.85
 """How much of `preadv` a warm read has to be into memory without huge pages."""
 
 _DISK_BAR: Final = 0.9
+"""How much a cold move has to be of what the tools get that everybody measures a disk with."""
+
+_DISK_TOOLS: Final = ("dd", "fio")
 
 _MIN_TURNS: Final = 5
 
@@ -138,13 +142,14 @@ class TransferRows:
             folder, memory = self._prepare(stack, page_bytes, huge_pages=True)
             file = self._file(stack, memory, folder, "disk", direct=True)
             store = self._store(stack, memory, folder, direct=True)
-            sides: list[Side] = [store, file]
+            tools = disk_tools(folder, file.path, memory.pages)
+            sides: list[Side] = [store, file, *tools]
             most = self.sizes.cold_write_bytes
             sizes = dataclasses.replace(
                 self.sizes, write_bytes=most, write_pages=most // page_bytes
             )
             return [
-                *self._rows("read_cold", "read", sides, memory, folder, direct=True),
+                *self._rows("read_cold", "read", list(sides), memory, folder, direct=True),
                 *dataclasses.replace(self, sizes=sizes)._rows(
                     "write_cold", "write", sides, memory, folder, direct=True
                 ),
@@ -253,7 +258,7 @@ def _rotated(sides: Sequence[Side], by: int) -> list[Side]:
 def bars_of(name: str, peer: str, page_bytes: int, huge_pages: bool) -> tuple[Bar, ...]:
     """Return what the row `name` has to reach beside `peer`."""
     limit = None
-    if peer == "disk":
+    if peer in _DISK_TOOLS:
         limit = _DISK_BAR
     elif name == "read_warm" and huge_pages:
         limit = _READ_BARS.get((peer.partition("-")[0], page_bytes))
