@@ -16,6 +16,7 @@ from benchmarks.page_set import PageSet, Turn
 from benchmarks.peers.store_process import left_out_on_failure
 from benchmarks.store_disk import PackedFile, conditions, scratch_folder
 from benchmarks.store_sides import HicacheSide, MemcpySide, Memory
+from hicache.controller.call_size import pages_per_call
 from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class TransferSizes:
         small_page_bytes: of those that go through it into memory without huge pages.
         cold_page_bytes: of those that go past it.
         threads: on how many threads.
-        batch_pages: pages of one call.
+        batch_pages: pages of one call; by default as many as the controller's calls have.
         set_bytes: a turn is drawn from so many bytes of pages, at least.
         read_bytes, read_pages: what is read in a turn, at most; but every thread has a batch.
         write_bytes, write_pages: likewise, through the page cache.
@@ -75,9 +76,9 @@ class TransferSizes:
     small_page_bytes: tuple[int, ...] = (128 * _KIB, _MIB)
     cold_page_bytes: tuple[int, ...] = (128 * _KIB, _MIB)
     threads: tuple[int, ...] = (1, 2)
-    batch_pages: int = 128
+    batch_pages: int | None = None
     set_bytes: int = 1 << 30
-    read_bytes: int = 256 * _MIB
+    read_bytes: int = 512 * _MIB
     read_pages: int = 8192
     write_bytes: int = 128 * _MIB
     write_pages: int = 1024
@@ -158,13 +159,11 @@ class TransferRows:
     def _prepare(
         self, stack: ExitStack, page_bytes: int, *, huge_pages: bool
     ) -> tuple[Path, Memory]:
+        batch_pages = self.sizes.batch_pages or pages_per_call(page_bytes)
         num_batches = max(
-            -(-self.sizes.set_bytes // (page_bytes * self.sizes.batch_pages)),
-            max(self.sizes.threads) + 1,
+            -(-self.sizes.set_bytes // (page_bytes * batch_pages)), max(self.sizes.threads) + 1
         )
-        pages = PageSet(
-            page_bytes=page_bytes, num_batches=num_batches, batch_pages=self.sizes.batch_pages
-        )
+        pages = PageSet(page_bytes=page_bytes, num_batches=num_batches, batch_pages=batch_pages)
         folder = stack.enter_context(scratch_folder())
         memory = Memory(pages, huge_pages=huge_pages)
         stack.callback(memory.close)
@@ -208,6 +207,7 @@ class TransferRows:
                 huge_pages=memory.huge_pages,
                 direct=direct,
             )
+            params["batch_pages"] = memory.pages.batch_pages
             if direct:
                 params["cache_dropped_by"] = "posix_fadvise"
             values = speeds.pop(sides[0].name)

@@ -103,8 +103,13 @@ class StorageConfig(Section):
     num_workers: int = field(
         default=2, metadata=about("calls in progress at a time", unit="threads", at_least=1)
     )
-    batch_pages: int = field(
-        default=128, metadata=about("largest batch of one call", unit="pages", at_least=1)
+    batch_pages: int | None = field(
+        default=None,
+        metadata=about(
+            "largest batch of one call; by default as many as make 32 MiB, 1,024 at most",
+            unit="pages",
+            at_least=1,
+        ),
     )
     call_timeout_seconds: float = field(
         default=30.0,

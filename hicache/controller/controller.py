@@ -314,6 +314,11 @@ class HiCacheController:
         return self._attachment.open_config
 
     @property
+    def storage_batch_pages(self) -> int:
+        """See `StorageAttachment.batch_pages`."""
+        return self._attachment.batch_pages
+
+    @property
     def storage_state(self) -> AttachmentState:
         """Whether there is a store, and whether it takes work."""
         return self._attachment.state

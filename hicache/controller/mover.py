@@ -69,8 +69,8 @@ class Mover(Protocol):
     def poll(self) -> list[Result]:
         """Return what has ended or progressed since the last call."""
 
-    def attach_storage(self, config: StorageConfig) -> None:
-        """Open a store; any error leaves everything as before."""
+    def attach_storage(self, config: StorageConfig) -> int:
+        """Open a store and return how many pages one call moves; any error changes nothing."""
 
     def detach_storage(self, timeout_seconds: float) -> bool:
         """Stop the store's workers and close it; True when there is none.
@@ -212,9 +212,9 @@ class LocalMover:
         results += self._storage.poll()
         return results
 
-    def attach_storage(self, config: StorageConfig) -> None:
+    def attach_storage(self, config: StorageConfig) -> int:
         """See `Mover.attach_storage`."""
-        self._storage.attach(config)
+        return self._storage.attach(config)
 
     def detach_storage(self, timeout_seconds: float) -> bool:
         """See `Mover.detach_storage`."""

@@ -109,6 +109,7 @@ class StorageAttachment:
     Attributes:
         state: see `AttachmentState`.
         config: of the store, also while it is detaching; None without one.
+        batch_pages: pages of one call to the store attached last, the fewest of all ranks.
     """
 
     def __init__(self, mover: Mover, meeting: RankMeeting) -> None:
@@ -116,6 +117,7 @@ class StorageAttachment:
         self._meeting = meeting
         self.state = AttachmentState.DETACHED
         self.config: StorageConfig | None = None
+        self.batch_pages = 1
 
     @property
     def open_config(self) -> StorageConfig | None:
@@ -151,20 +153,20 @@ class StorageAttachment:
                 is closed.
         """
         self._meeting.require_all()
-        wanted = config
+        wanted, batch_pages = config, self.batch_pages
         try:
             self._require_vacant(storage)
             wanted = config if policies is None else policies.applied_to(config)
             _require_idle("attach", num_in_flight)
             if self.state is AttachmentState.DETACHED:
-                self._mover.attach_storage(storage)
+                batch_pages = self._mover.attach_storage(storage)
         except BaseException:
             # The others wait for this rank; what they say does not matter any more.
             with suppress(HiCacheError):
-                self._agree_on_attach(storage, wanted, opened=False)
+                self._agree_on_attach(storage, wanted, batch_pages=0)
             raise
         try:
-            self._agree_on_attach(storage, wanted, opened=True)
+            self.batch_pages = self._agree_on_attach(storage, wanted, batch_pages=batch_pages)
         except HiCacheError:
             if self.state is AttachmentState.DETACHED:
                 self._mover.discard_storage()
@@ -258,15 +260,17 @@ class StorageAttachment:
         )
 
     def _agree_on_attach(
-        self, storage: StorageConfig, config: HiCacheConfig, *, opened: bool
-    ) -> None:
-        """Raise `HiCacheError` unless every rank has opened the same store with the same options.
+        self, storage: StorageConfig, config: HiCacheConfig, *, batch_pages: int
+    ) -> int:
+        """Return the fewest pages of one call, `batch_pages` here; 0 if a store is not open.
 
-        Raised on all ranks, and none is left off worse for it: unlike trees, options that differ
-        have done no harm yet.
+        Raises:
+            HiCacheError: not every rank has opened the same store with the same options. Raised on
+                all ranks, and none is left off worse for it: unlike trees, options that differ have
+                done no harm yet.
         """
         digests = option_digests(config) | option_digests(storage)
-        agreed = self._meeting.agree(Call.ATTACH, [int(opened), *paired(digests.values())])
+        agreed = self._meeting.agree(Call.ATTACH, [batch_pages, *paired(digests.values())])
         different = unequal(digests, agreed[1:])
         if different:
             raise HiCacheError(
@@ -277,6 +281,7 @@ class StorageAttachment:
                 f"another rank cannot attach storage backend {storage.backend!r}; its error says "
                 "why"
             )
+        return agreed[0]
 
     def _agreed(self, call: Call, value: bool) -> bool:
         """Return whether `value` is true on every rank."""

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from hicache.config import RankPlacement
+from hicache.controller.call_size import pages_per_call, pages_per_query
 from hicache.controller.lone_call import LoneCall
 from hicache.controller.records import (
     PagesResult,
@@ -140,8 +141,11 @@ class StorageTier:
         """
         return self._backend
 
-    def attach(self, config: StorageConfig) -> None:
+    def attach(self, config: StorageConfig) -> int:
         """Open the store; blocks for `config.open_timeout_seconds` at most.
+
+        Returns:
+            How many pages one call to it moves at most.
 
         Raises:
             HiCacheError: a store is attached already.
@@ -173,11 +177,13 @@ class StorageTier:
             backend=backend,
             clock=self._clock,
             call_timeout_seconds=config.call_timeout_seconds,
-            batch_pages=config.batch_pages,
+            query_pages=pages_per_query(config),
+            batch_pages=pages_per_call(self._page_bytes, config),
             page_bytes=self._page_bytes,
             pages_of=self._pages_of,
             emit=self._results.append,
         )
+        return self._context.batch_pages
 
     def detach(self, timeout_seconds: float) -> bool:
         """Stop the workers and close the store; True when none is attached.

@@ -40,6 +40,7 @@ class StorageContext:
     """What every storage work needs.
 
     Attributes:
+        query_pages, batch_pages: pages that one call asks for, or moves, at most.
         pages_of: host page ids to where their bytes lie; None for what another rank has.
         emit: takes a result; called from worker threads.
     """
@@ -47,6 +48,7 @@ class StorageContext:
     backend: HiCacheStorage
     clock: Clock
     call_timeout_seconds: float
+    query_pages: int
     batch_pages: int
     page_bytes: int
     pages_of: Callable[[IntArray], Sequence[Page | None]]
@@ -135,7 +137,7 @@ class _QueryWork(StorageWork):
         return self._context.backend.batch_exists(self._batch())
 
     def _batch(self) -> Sequence[PageHash]:
-        return self._job.hashes[self._num_pages : self._num_pages + self._context.batch_pages]
+        return self._job.hashes[self._num_pages : self._num_pages + self._context.query_pages]
 
     def _keep(self, answer: object, error: str) -> str:
         asked = len(self._batch())

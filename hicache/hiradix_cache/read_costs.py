@@ -101,8 +101,7 @@ class ReadCosts:
         )
 
     def _num_calls(self, num_pages: int) -> int:
-        storage = self._controller.storage
-        return 1 if storage is None else -(-num_pages // storage.batch_pages)
+        return -(-num_pages // self._controller.storage_batch_pages)
 
     def _num_pages_ahead(self, operation: PrefetchOperation, num_pages: int) -> int:
         """Return the pages that each worker reads for others before it has read `num_pages`.

@@ -214,9 +214,9 @@ class WatchedMover:
                 self._take(result)
         return results
 
-    def attach_storage(self, config: StorageConfig) -> None:
+    def attach_storage(self, config: StorageConfig) -> int:
         """See `Mover.attach_storage`."""
-        self._mover.attach_storage(config)
+        return self._mover.attach_storage(config)
 
     def detach_storage(self, timeout_seconds: float) -> bool:
         """See `Mover.detach_storage`."""

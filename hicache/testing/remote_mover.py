@@ -109,9 +109,10 @@ class RemoteMover:
             raise _gone()
         return results
 
-    def attach_storage(self, config: StorageConfig) -> None:
+    def attach_storage(self, config: StorageConfig) -> int:
         """See `Mover.attach_storage`."""
-        self.call("attach_storage", config)
+        batch_pages: int = self.call("attach_storage", config)
+        return batch_pages
 
     def detach_storage(self, timeout_seconds: float) -> bool:
         """See `Mover.detach_storage`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache.clock import MonotonicClock
+from hicache.controller.call_size import pages_per_call
 from hicache.errors import ConfigError, HiCacheError
 from hicache.hashing import StorageNamespace, hash_pages
 from hicache.storage.base import HiCacheStorageConfig, Piece
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreFigures", "bench_store"]
 
-_BATCH_PAGES = 128
+_QUERY_PAGES = 128
 _READ_ROUNDS = 3
 _FOREVER_SECONDS = 3600.0
 
@@ -114,9 +115,8 @@ class _Bench:
             store.register_memory([(memory.address, self._num_bytes)])
         tokens = np.arange(num_pages, dtype=np.int32).tobytes()
         self._keys = hash_pages(tokens, page_size=1)
-        self._batches = [
-            slice(first, first + _BATCH_PAGES) for first in range(0, num_pages, _BATCH_PAGES)
-        ]
+        step = pages_per_call(page_bytes)
+        self._batches = [slice(first, first + step) for first in range(0, num_pages, step)]
 
     def run(self) -> StoreFigures:
         """Measure one thing after the other."""
@@ -128,7 +128,7 @@ class _Bench:
         if not np.array_equal(self._source.array, self._target.array):
             raise HiCacheError("the store gave back other bytes than it was given")
         copied = max(self._speed(self._copy) for _ in range(_READ_ROUNDS))
-        keys = self._keys[:_BATCH_PAGES]
+        keys = self._keys[:_QUERY_PAGES]
         begin = time.perf_counter()
         rounds = 100
         for _ in range(rounds):

@@ -95,8 +95,8 @@ def test_pages_are_read_and_written_beside_memcpy_and_one_system_call() -> None:
     ]
     assert {(one.unit, one.better, one.samples) for one in results} == {("GB/s", "higher", 3)}
     assert all(one.ratio is not None and one.ratio > 0 for one in results)
-    assert all(list(one.params) == CONDITIONS for one in results)
-    assert {one.params["page_bytes"] for one in results} == {4096}
+    assert all(list(one.params) == [*CONDITIONS, "batch_pages"] for one in results)
+    assert {(one.params["page_bytes"], one.params["batch_pages"]) for one in results} == {(4096, 4)}
 
 
 def test_memory_without_huge_pages_has_rows_of_its_own_and_a_bar() -> None:

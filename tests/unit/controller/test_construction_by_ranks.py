@@ -53,9 +53,15 @@ class NobodyThere:
 
 
 def build(
-    ranks: RankGroup, config: HiCacheConfig, device: Allocator, host: Allocator
+    ranks: RankGroup,
+    config: HiCacheConfig,
+    device: Allocator,
+    host: Allocator,
+    *,
+    batch_pages: int = 128,
 ) -> HiCacheController:
     mover = RecordingMover()
+    mover.batch_pages = batch_pages
     return HiCacheController(
         config, device_allocator=device, host_allocator=host, mover=mover, ranks=ranks
     )
@@ -76,6 +82,17 @@ def test_pools_are_as_large_as_the_smallest_of_all_ranks() -> None:
         assert [(one.num_pages, one.num_available) for one in sizes] == [(7, 7), (15, 15)]
         assert controller.meeting.num_agreements == 2
     assert [one.num_device_page_ids for one in controllers] == [8, 7]
+
+
+def test_every_rank_reckons_with_the_smallest_calls_to_a_store_of_all_ranks() -> None:
+    """Whose pages can be of different sizes; what a read costs has to be the same on all."""
+    group = Group()
+    controllers = in_two_threads(
+        lambda rank: build(
+            group, CONFIG, PageAllocator(8), PageAllocator(8), batch_pages=(32, 24)[rank]
+        )
+    )
+    assert [one.storage_batch_pages for one in controllers] == [24, 24]
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ class RecordingMover:
         self.finished_writes: list[tuple[OperationId, bool]] = []
         self.results: list[Result] = []
         self.next_producer = 0
+        self.batch_pages = 128
 
     def submit_write(self, job: WriteJob) -> None:
         self.jobs.append(job)
@@ -71,8 +72,8 @@ class RecordingMover:
         results, self.results = self.results, []
         return results
 
-    def attach_storage(self, config: StorageConfig) -> None:
-        pass
+    def attach_storage(self, config: StorageConfig) -> int:
+        return self.batch_pages
 
     def detach_storage(self, timeout_seconds: float) -> bool:
         return True

@@ -80,6 +80,7 @@ class Bench:
             backend=self.backend,
             clock=self.clock,
             call_timeout_seconds=TIMEOUT,
+            query_pages=BATCH,
             batch_pages=BATCH,
             page_bytes=PAGE_BYTES,
             pages_of=self._pages_of,
