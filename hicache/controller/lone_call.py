@@ -43,6 +43,11 @@ class LoneCall(Generic[_T]):
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
+    @property
+    def error(self) -> BaseException | None:
+        """What the call raised; None while it runs."""
+        return self._error
+
     def answer(self) -> _T:
         """Return what the call did, or raise what it raised; it has `returned`."""
         assert not self._thread.is_alive(), "the call has not returned"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hicache.controller.agreed_numbers import option_digests
+from hicache.controller.joint_call import meet_until_done
 from hicache.controller.rank_meeting import Call, paired, unequal
 from hicache.errors import HiCacheError, StorageTimeout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hicache.config import HiCacheConfig, PrefetchConfig, StorageConfig
     from hicache.controller.mover import Mover
     from hicache.controller.rank_meeting import RankMeeting
@@ -98,9 +101,9 @@ class StorageStatus:
 class StorageAttachment:
     """Opens, closes and clears the store of one rank, in step with the other ranks.
 
-    All ranks call alike: an attach and a clear are one agreement, a detach is at most two, and
-    afterwards every rank has the same `state`, whatever went wrong on one of them. When a rank is
-    lost, all of them raise `RanksLostError`.
+    All ranks call alike: an attach and a clear are one agreement, a detach is at most two, where
+    none of them takes long (see `meet_until_done`), and afterwards every rank has the same `state`,
+    whatever went wrong on one of them. When a rank is lost, all of them raise `RanksLostError`.
 
     Args:
         mover: where the store is opened.
@@ -153,22 +156,29 @@ class StorageAttachment:
                 is closed.
         """
         self._meeting.require_all()
-        wanted, batch_pages = config, self.batch_pages
+        wanted, error = config, None
         try:
             self._require_vacant(storage)
             wanted = config if policies is None else policies.applied_to(config)
             _require_idle("attach", num_in_flight)
-            if self.state is AttachmentState.DETACHED:
-                batch_pages = self._mover.attach_storage(storage)
-        except BaseException:
-            # The others wait for this rank; what they say does not matter any more.
-            with suppress(HiCacheError):
-                self._agree_on_attach(storage, wanted, batch_pages=0)
-            raise
+        except HiCacheError as refusal:
+            error = refusal
+        opened = False
+
+        def open_store() -> int:
+            nonlocal opened
+            if error is not None:
+                raise error
+            if self.state is not AttachmentState.DETACHED:
+                return self.batch_pages
+            batch_pages = self._mover.attach_storage(storage)
+            opened = True
+            return batch_pages
+
         try:
-            self.batch_pages = self._agree_on_attach(storage, wanted, batch_pages=batch_pages)
-        except HiCacheError:
-            if self.state is AttachmentState.DETACHED:
+            self.batch_pages = self._open_everywhere(storage, wanted, open_store)
+        except BaseException:
+            if opened:
                 self._mover.discard_storage()
             raise
         self.state, self.config = AttachmentState.ATTACHED, storage
@@ -196,14 +206,8 @@ class StorageAttachment:
                 _require_idle("detach", num_in_flight)
                 raise HiCacheError("cannot detach a storage backend: another rank is not idle")
             self.state = AttachmentState.DETACHING
-        closed = False
-        try:
-            closed = self._mover.detach_storage(timeout_seconds)
-        finally:
-            everywhere = closed
-            if self._meeting.ended is None:
-                everywhere = self._agreed(Call.CLOSE_STORE, closed)
-        if not everywhere:
+        closed = self._closed_everywhere(partial(self._mover.detach_storage, timeout_seconds))
+        if not closed:
             raise StorageTimeout(f"{self._why_detaching()}; detach again when it has returned")
         self.closed()
 
@@ -222,13 +226,10 @@ class StorageAttachment:
         if self.config is None:
             raise HiCacheError("no storage backend is attached; attach one before clearing it")
         _require_idle("clear", num_in_flight)
-        try:
-            num_removed = self._mover.clear_storage()
-        except BaseException:
-            with suppress(HiCacheError):
-                self._agreed(Call.CLEAR, False)
-            raise
-        if not self._agreed(Call.CLEAR, True):
+        num_removed, agreed = meet_until_done(
+            self._meeting, Call.CLEAR, self._mover.clear_storage, lambda _: 1
+        )
+        if not agreed[0]:
             raise HiCacheError("another rank could not clear its store; clear again")
         return num_removed
 
@@ -259,18 +260,24 @@ class StorageAttachment:
             reasons=tuple(reasons),
         )
 
-    def _agree_on_attach(
-        self, storage: StorageConfig, config: HiCacheConfig, *, batch_pages: int
+    def _open_everywhere(
+        self, storage: StorageConfig, config: HiCacheConfig, open_store: Callable[[], int]
     ) -> int:
-        """Return the fewest pages of one call, `batch_pages` here; 0 if a store is not open.
+        """Let every rank open its store; return the fewest pages that a call to one of them moves.
 
         Raises:
             HiCacheError: not every rank has opened the same store with the same options. Raised on
                 all ranks, and none is left off worse for it: unlike trees, options that differ have
-                done no harm yet.
+                done no harm yet. What `open_store` raises comes first.
         """
         digests = option_digests(config) | option_digests(storage)
-        agreed = self._meeting.agree(Call.ATTACH, [batch_pages, *paired(digests.values())])
+        _, agreed = meet_until_done(
+            self._meeting,
+            Call.ATTACH,
+            open_store,
+            lambda batch_pages: batch_pages,
+            more=paired(digests.values()),
+        )
         different = unequal(digests, agreed[1:])
         if different:
             raise HiCacheError(
@@ -282,6 +289,13 @@ class StorageAttachment:
                 "why"
             )
         return agreed[0]
+
+    def _closed_everywhere(self, close: Callable[[], bool]) -> bool:
+        """Return whether every rank that can still be met has closed its store."""
+        if self._meeting.ended is not None:
+            return close()
+        _, agreed = meet_until_done(self._meeting, Call.CLOSE_STORE, close, int)
+        return bool(agreed[0])
 
     def _agreed(self, call: Call, value: bool) -> bool:
         """Return whether `value` is true on every rank."""

@@ -10,8 +10,9 @@ import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.storage import native_io
+from hicache.storage.page_memory import CHECKSUM_BYTES
 from hicache.storage.page_store.blocks import BLOCK_BYTES, BlockKind, blocks_for, cut
-from hicache.storage.page_store.native_transfer import NativeTransfer
+from hicache.storage.page_store.native_transfer import Mark, NativeTransfer
 from hicache.storage.vectored_io import read_at, split_buffers, write_at
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hicache.storage.page_memory import BatchMemory, PageViews
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.layout import PageLayout
-    from hicache.storage.page_store.native_transfer import Mark
     from hicache.storage.page_store.segments import Segments
 
 __all__ = ["PageTransfer"]
@@ -119,8 +119,8 @@ class PageTransfer:
     ) -> bytes:
         """Write pages of a batch, from `start` on, to the places of the `first` and those behind.
 
-        A `mark` within them need not be reached, see `passes_marks`. If it was and the write fails
-        behind it, all is written once more, which changes nothing in front of it.
+        A `mark` within them need not be reached, see `passes_marks`. What is in front of it is not
+        written any more when it was: it may be somebody else's place by then.
 
         Returns:
             Their checksums.
@@ -128,11 +128,18 @@ class PageTransfer:
         Raises:
             OSError: from the kernel; any part may have been written.
         """
+        before = b""
         if self.native is not None:
+            watched = None if mark is None else _WatchedMark(mark)
             with contextlib.suppress(OSError):
-                return self.native.write(layout, first, memory.pages, start, num_pages, mark)
+                return self.native.write(
+                    layout, first, memory.pages, start, num_pages, watched.mark if watched else None
+                )
+            before = watched.checksums if watched else b""
+            num_before = len(before) // CHECKSUM_BYTES
+            first, start, num_pages = first + num_before, start + num_before, num_pages - num_before
         source = memory.views(start, num_pages)
-        checksums = source.checksums()
+        checksums = before + source.checksums()
         buffers = _stream(source, layout.gap_bytes, self._zeros)
         num_bytes = num_pages * layout.stride_bytes - layout.gap_bytes
         arguments = (layout.extents, first * layout.page_blocks, buffers, num_bytes)
@@ -227,6 +234,19 @@ class PageTransfer:
             yield view
         if len(self._spare_buffers) < _MAX_SPARE_BUFFERS:
             self._spare_buffers.append(buffer)
+
+
+class _WatchedMark:
+    """Knows whether a mark was reached: then it has the checksums of what comes before."""
+
+    def __init__(self, mark: Mark) -> None:
+        self.checksums = b""
+        self._reach = mark.reach
+        self.mark = Mark(mark.num_pages, self._note)
+
+    def _note(self, checksums: bytes) -> None:
+        self.checksums = checksums
+        self._reach(checksums)
 
 
 def _stream(memory: PageViews, gap_bytes: int, between: memoryview) -> list[memoryview]:

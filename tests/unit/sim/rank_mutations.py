@@ -15,12 +15,11 @@ from hicache.pools import CpLayouts
 from hicache.pools.agreed_allocator import AgreedAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pytest
 
     from hicache.controller.agreement import Finished
-    from hicache.controller.rank_meeting import Call
     from hicache.controller.records import LoadJob
     from hicache.pools import Allocator
     from hicache.storage import Page
@@ -98,13 +97,19 @@ def give_pages_that_only_the_own_pool_has(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_the_own_store_alone(patch: pytest.MonkeyPatch) -> None:
-    agreed = StorageAttachment._agreed
+    closed_everywhere = StorageAttachment._closed_everywhere
 
-    def mutated(attachment: StorageAttachment, call: Call, value: bool) -> bool:
-        agreed(attachment, call, value)
-        return value
+    def mutated(attachment: StorageAttachment, close: Callable[[], bool]) -> bool:
+        closed: list[bool] = []
 
-    patch.setattr(StorageAttachment, "_agreed", mutated)
+        def noted() -> bool:
+            closed.append(close())
+            return closed[0]
+
+        closed_everywhere(attachment, noted)
+        return closed[0]
+
+    patch.setattr(StorageAttachment, "_closed_everywhere", mutated)
 
 
 def copy_the_pages_of_the_first_rank(patch: pytest.MonkeyPatch) -> None:

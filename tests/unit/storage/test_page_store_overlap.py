@@ -29,6 +29,7 @@ from hicache.storage.page_store import group_writer, native_transfer
 from hicache.storage.page_store import transfer as transfer_module
 from hicache.storage.page_store.publisher import Publication, Publisher
 from hicache.storage.page_store.segments import Segments
+from hicache.storage.vectored_io import write_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -217,6 +218,29 @@ def test_pages_that_are_published_stay_so_when_the_disk_fails_behind_them(
         outcomes = source.write(storage)
     assert outcomes == [OK] * NUM_FIRST + [FAILED] + [SKIPPED] * (NUM_LAST - 1)
     assert num_stored(storage, KEYS) == NUM_FIRST
+    check_that_all_goes_well(storage, source, fast_path)
+
+
+def test_what_is_published_is_not_written_again_when_the_disk_fails_behind_it(
+    storage: PageStore, source: Source, monkeypatch: pytest.MonkeyPatch, fast_path: Path
+) -> None:
+    """Who makes room for others may have given it up meanwhile, and its place to somebody else."""
+    write_pages = native_io.page_io.write_pages
+    num_written: list[int] = []
+
+    def fails_behind_the_mark(*arguments: Any) -> bytes:
+        write_pages(*arguments)
+        raise OSError(errno.EIO, "input/output error")
+
+    def counts(fd: int, buffers: Sequence[memoryview], offset: int, num_bytes: int) -> None:
+        num_written.append(num_bytes)
+        write_at(fd, buffers, offset, num_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native_io.page_io, "write_pages", fails_behind_the_mark)
+        patch.setattr(transfer_module, "write_at", counts)
+        assert source.write(storage) == [OK] * NUM_PAGES
+    assert sum(num_written) == NUM_LAST * PAGE_BYTES
     check_that_all_goes_well(storage, source, fast_path)
 
 
