@@ -1,4 +1,8 @@
-"""`dd` and `fio` on the disk that a store lies on: what everybody takes for the disk's speed."""
+"""`dd` and `fio` on the disk that a store lies on, as they are mostly called.
+
+That is not all that a disk gives: `fio` with memory of 2 MiB pages (`--mem=mmaphuge`, for which an
+operator has to set pages aside) gets as much as one bare call a batch.
+"""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ _SMALL_PAGES_BAR: Final = 0.85
 """How much of `preadv` a warm read has to be into memory without huge pages."""
 
 _DISK_BAR: Final = 0.9
-"""How much a cold move has to be of what the tools get that everybody measures a disk with."""
-
-_DISK_TOOLS: Final = ("dd", "fio")
+"""How much a cold move has to be of a bare call, which gets what `fio` gets at its best."""
 
 _MIN_TURNS: Final = 5
 
@@ -258,7 +256,7 @@ def _rotated(sides: Sequence[Side], by: int) -> list[Side]:
 def bars_of(name: str, peer: str, page_bytes: int, huge_pages: bool) -> tuple[Bar, ...]:
     """Return what the row `name` has to reach beside `peer`."""
     limit = None
-    if peer in _DISK_TOOLS:
+    if peer == "disk":
         limit = _DISK_BAR
     elif name == "read_warm" and huge_pages:
         limit = _READ_BARS.get((peer.partition("-")[0], page_bytes))

@@ -181,13 +181,20 @@ def test_a_bar_belongs_to_a_page_size_a_system_and_huge_pages() -> None:
     found = {
         (name, peer, size, huge_pages): bars_of(name, peer, size * KIB, huge_pages)[0].limit
         for name in ("read_warm", "write_warm", "read_cold", "write_cold")
-        for peer in ("memcpy", "preadv", "dd", "fio", "sglang-1-file", "lmcache-1-fs_native")
+        for peer in (
+            "memcpy",
+            "preadv",
+            "disk",
+            "dd",
+            "fio",
+            "sglang-1-file",
+            "lmcache-1-fs_native",
+        )
         for size in (16, 128, 1024, 3072)
         for huge_pages in (True, False)
         if bars_of(name, peer, size * KIB, huge_pages)
     }
-    tools = ("dd", "fio")
-    assert {key: limit for key, limit in found.items() if key[1] not in tools and key[3]} == {
+    assert {key: limit for key, limit in found.items() if key[1] != "disk" and key[3]} == {
         ("read_warm", "memcpy", 128, True): 0.75,
         ("read_warm", "memcpy", 1024, True): 0.75,
         ("read_warm", "preadv", 16, True): 0.6,
@@ -196,8 +203,8 @@ def test_a_bar_belongs_to_a_page_size_a_system_and_huge_pages() -> None:
         ("read_warm", "lmcache-1-fs_native", 128, True): 1,
         ("read_warm", "lmcache-1-fs_native", 3072, True): 0.8,
     }
-    assert {limit for key, limit in found.items() if key[1] in tools} == {0.9}
-    assert {key[1] for key in found if not key[3]} == {"dd", "fio", "preadv"}
+    assert {limit for key, limit in found.items() if key[1] == "disk"} == {0.9}
+    assert {key[1] for key in found if not key[3]} == {"disk", "preadv"}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

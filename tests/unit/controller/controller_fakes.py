@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from hicache.errors import RanksLostError
 from hicache.storage import HiCacheStorage, StorageCapabilities, StorageStats
 from hicache.testing.faulty_storage import Gate
 
@@ -150,3 +151,23 @@ class OtherRank:
         return [
             min(mine, theirs) for mine, theirs in zip(values, self.other(list(values)), strict=True)
         ]
+
+
+class TwoRanks:
+    """Two ranks in two threads; one that waits for the other for too long has lost it."""
+
+    size = 2
+
+    def __init__(self, patience_seconds: float = GUARD_SECONDS) -> None:
+        self._barrier = threading.Barrier(2, timeout=patience_seconds)
+        self._said: list[Sequence[int]] = []
+
+    def agree(self, values: Sequence[int]) -> list[int]:
+        self._said.append(values)
+        try:
+            self._barrier.wait()
+            agreed = [min(pair) for pair in zip(*self._said[-2:], strict=True)]
+            self._barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise RanksLostError("the other rank has not come") from error
+        return agreed

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from controller_fakes import GUARD_SECONDS
+from controller_fakes import TwoRanks
 from test_controller import STORAGE, RecordingMover
 
 from hicache.config import HiCacheConfig
@@ -24,23 +23,6 @@ if TYPE_CHECKING:
     from hicache.ranks import RankGroup
 
 CONFIG = HiCacheConfig(page_size=4, storage=STORAGE)
-
-
-class Group:
-    """Two ranks in two threads."""
-
-    size = 2
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=GUARD_SECONDS)
-        self.vectors: list[Sequence[int]] = []
-
-    def agree(self, values: Sequence[int]) -> list[int]:
-        self.vectors.append(values)
-        self.barrier.wait()
-        agreed = [min(pair) for pair in zip(*self.vectors[-2:], strict=True)]
-        self.barrier.wait()
-        return agreed
 
 
 class NobodyThere:
@@ -73,7 +55,7 @@ def in_two_threads(run: Callable[[int], HiCacheController | None]) -> list[HiCac
 
 
 def test_pools_are_as_large_as_the_smallest_of_all_ranks() -> None:
-    group, device, host = Group(), (8, 7), (15, 16)
+    group, device, host = TwoRanks(), (8, 7), (15, 16)
     controllers = in_two_threads(
         lambda rank: build(group, CONFIG, PageAllocator(device[rank]), PageAllocator(host[rank]))
     )
@@ -86,7 +68,7 @@ def test_pools_are_as_large_as_the_smallest_of_all_ranks() -> None:
 
 def test_every_rank_reckons_with_the_smallest_calls_to_a_store_of_all_ranks() -> None:
     """Whose pages can be of different sizes; what a read costs has to be the same on all."""
-    group = Group()
+    group = TwoRanks()
     controllers = in_two_threads(
         lambda rank: build(
             group, CONFIG, PageAllocator(8), PageAllocator(8), batch_pages=(32, 24)[rank]
@@ -109,7 +91,7 @@ def test_every_rank_reckons_with_the_smallest_calls_to_a_store_of_all_ranks() ->
 def test_ranks_with_other_options_are_refused_on_both_by_name(
     other: HiCacheConfig, named: str
 ) -> None:
-    group, configs = Group(), (CONFIG, other)
+    group, configs = TwoRanks(), (CONFIG, other)
     allocators = [PageAllocator(8) for _ in range(4)]
 
     def run(rank: int) -> None:
@@ -126,7 +108,7 @@ def shared(num_pages: int, rank: int) -> CpPageAllocator:
 
 
 def test_pages_that_ranks_share_keep_their_owners_in_every_copy() -> None:
-    group = Group()
+    group = TwoRanks()
     controllers = in_two_threads(
         lambda rank: build(group, CONFIG, shared(4, rank), shared(6, rank))
     )
@@ -145,7 +127,7 @@ def test_pages_that_ranks_share_keep_their_owners_in_every_copy() -> None:
 
 
 def test_shared_pools_of_unequal_size_are_refused_on_both() -> None:
-    group = Group()
+    group = TwoRanks()
 
     def run(rank: int) -> None:
         with pytest.raises(RanksDivergedError, match="the pages of the host pool"):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from controller_fakes import GUARD_SECONDS, TwoRanks
 
 from hicache.controller import joint_call
 from hicache.controller.joint_call import meet_until_done
@@ -16,37 +17,16 @@ from hicache.errors import RanksLostError
 from hicache.ranks import SingleRank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 PATIENCE_SECONDS = 1.0
 """How long ranks wait for each other here."""
 
 LONG_SECONDS = 2 * PATIENCE_SECONDS
-GUARD_SECONDS = 60.0
 
 
 class Failure(Exception):
     pass
-
-
-class Group:
-    """Two ranks in two threads, which do not wait for each other for long."""
-
-    size = 2
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=PATIENCE_SECONDS)
-        self.said: list[Sequence[int]] = []
-
-    def agree(self, values: Sequence[int]) -> list[int]:
-        self.said.append(values)
-        try:
-            self.barrier.wait()
-            agreed = [min(pair) for pair in zip(*self.said[-2:], strict=True)]
-            self.barrier.wait()
-        except threading.BrokenBarrierError as error:
-            raise RanksLostError("a rank has not come") from error
-        return agreed
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +36,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def do_together(*works: Callable[[], int]) -> tuple[list[object], int]:
     """Let each rank do its work; return what came of it on each, and how often they met."""
-    group = Group()
+    group = TwoRanks(PATIENCE_SECONDS)
     meetings = [RankMeeting(group) for _ in works]
 
     def run(rank: int) -> object:
@@ -120,7 +100,7 @@ def test_when_a_rank_is_lost_the_work_of_the_others_has_ended_before_that_is_rai
         return 1
 
     with pytest.raises(kind):
-        meet_until_done(RankMeeting(Group()), Call.ATTACH, work, int)
+        meet_until_done(RankMeeting(TwoRanks(PATIENCE_SECONDS)), Call.ATTACH, work, int)
     assert ended.is_set()
 
 

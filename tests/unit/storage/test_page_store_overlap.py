@@ -32,7 +32,7 @@ from hicache.storage.page_store.segments import Segments
 from hicache.storage.vectored_io import write_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from hicache.storage.page_store import PageStore
@@ -200,20 +200,25 @@ def test_a_header_that_cannot_be_written_costs_its_group_and_those_behind(
     check_that_all_goes_well(storage, source, fast_path)
 
 
-def test_pages_that_are_published_stay_so_when_the_disk_fails_behind_them(
-    storage: PageStore, source: Source, monkeypatch: pytest.MonkeyPatch, fast_path: Path
-) -> None:
+def failing_behind_the_mark() -> Callable[..., bytes]:
+    """Return a native write that fails when all is written, so that nobody knows of the end."""
     write_pages = native_io.page_io.write_pages
 
-    def fails_behind_the_mark(*arguments: Any) -> bytes:
+    def fails(*arguments: Any) -> bytes:
         write_pages(*arguments)
         raise OSError(errno.EIO, "input/output error")
 
+    return fails
+
+
+def test_pages_that_are_published_stay_so_when_the_disk_fails_behind_them(
+    storage: PageStore, source: Source, monkeypatch: pytest.MonkeyPatch, fast_path: Path
+) -> None:
     def fails(*_: Any) -> None:
         raise OSError(errno.EIO, "input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(native_io.page_io, "write_pages", fails_behind_the_mark)
+        patch.setattr(native_io.page_io, "write_pages", failing_behind_the_mark())
         patch.setattr(transfer_module, "write_at", fails)
         outcomes = source.write(storage)
     assert outcomes == [OK] * NUM_FIRST + [FAILED] + [SKIPPED] * (NUM_LAST - 1)
@@ -225,19 +230,14 @@ def test_what_is_published_is_not_written_again_when_the_disk_fails_behind_it(
     storage: PageStore, source: Source, monkeypatch: pytest.MonkeyPatch, fast_path: Path
 ) -> None:
     """Who makes room for others may have given it up meanwhile, and its place to somebody else."""
-    write_pages = native_io.page_io.write_pages
     num_written: list[int] = []
-
-    def fails_behind_the_mark(*arguments: Any) -> bytes:
-        write_pages(*arguments)
-        raise OSError(errno.EIO, "input/output error")
 
     def counts(fd: int, buffers: Sequence[memoryview], offset: int, num_bytes: int) -> None:
         num_written.append(num_bytes)
         write_at(fd, buffers, offset, num_bytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(native_io.page_io, "write_pages", fails_behind_the_mark)
+        patch.setattr(native_io.page_io, "write_pages", failing_behind_the_mark())
         patch.setattr(transfer_module, "write_at", counts)
         assert source.write(storage) == [OK] * NUM_PAGES
     assert sum(num_written) == NUM_LAST * PAGE_BYTES
