@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final, Literal
 
 from benchmarks.disk_tools import disk_tools
@@ -138,7 +138,7 @@ class TransferRows:
 
     def _cold(self, page_bytes: int) -> list[Result]:
         with ExitStack() as stack:
-            folder, memory = self._prepare(stack, page_bytes, huge_pages=True)
+            folder, memory = self._prepare(stack, page_bytes, huge_pages=True, direct=True)
             file = self._file(stack, memory, folder, "disk", direct=True)
             store = self._store(stack, memory, folder, direct=True)
             tools = disk_tools(folder, file.path, memory.pages)
@@ -155,9 +155,9 @@ class TransferRows:
             ]
 
     def _prepare(
-        self, stack: ExitStack, page_bytes: int, *, huge_pages: bool
+        self, stack: ExitStack, page_bytes: int, *, huge_pages: bool, direct: bool = False
     ) -> tuple[Path, Memory]:
-        batch_pages = self.sizes.batch_pages or pages_per_call(page_bytes)
+        batch_pages = self.sizes.batch_pages or self._pages_per_call(page_bytes, direct=direct)
         num_batches = max(
             -(-self.sizes.set_bytes // (page_bytes * batch_pages)), max(self.sizes.threads) + 1
         )
@@ -166,6 +166,16 @@ class TransferRows:
         memory = Memory(pages, huge_pages=huge_pages)
         stack.callback(memory.close)
         return folder, memory
+
+    def _pages_per_call(self, page_bytes: int, *, direct: bool) -> int:
+        """Return how many pages the controller's calls to the store have."""
+        with (
+            scratch_folder() as folder,
+            closing(
+                self.open_store(folder / "asked", page_bytes=page_bytes, direct=direct)
+            ) as storage,
+        ):
+            return pages_per_call(page_bytes, call_bytes=storage.capabilities.call_bytes)
 
     def _store(
         self, stack: ExitStack, memory: Memory, folder: Path, *, direct: bool = False

@@ -4,8 +4,9 @@
  * the disk, with `gap_bytes` between one and the next. Where they lie is a sequence of (descriptor,
  * offset, length) places, filled one after the other, `chunk_bytes` at a time; with direct I/O,
  * `num_requests` of those can be in the disk's queue at once. A fourth member of a place tells where
- * its file is mapped: what is in the page cache is copied from there. Checksums are XXH3-128 over the pieces of each page, as
- * `xxhash.xxh3_128_digest` gives them: the library of that package computes them.
+ * its file is mapped: what is in the page cache is copied from there. Checksums are XXH3-128 over the
+ * pieces of each page, as `xxhash.xxh3_128_digest` gives them: the library of that package computes
+ * them.
  */
 
 #define PY_SSIZE_T_CLEAN

@@ -31,6 +31,14 @@ typedef struct {
 /* So much takes 50 us: a disk that has done all its requests meanwhile has not waited for long. */
 enum { MAX_LOOK_BYTES = 512 << 10 };
 
+/* Requests that may still be under way before a mark when those behind it are submitted.
+ *
+ * A disk may say that requests are done when it has nothing else to do, and not before: so what lies
+ * behind a mark is held back until the mark is nearly reached. One is left because a disk that has
+ * nothing to do at all is slower.
+ */
+enum { MAX_BEFORE_MARK = 1 };
+
 static pthread_key_t key_of_queue;
 
 static void give_up(Queue *queue)
@@ -80,9 +88,9 @@ typedef struct {
     Stream *stream;
     Cursor ahead; /* of the next request; the stream's own is where checksums are computed */
     Place *place;
-    Place *places_end;
     size_t chunk_bytes;
     size_t num_requests;
+    size_t num_bytes;     /* to be moved */
     size_t next;          /* number of the next request, */
     size_t oldest;        /* and of the oldest one that may be under way */
     size_t num_submitted; /* bytes of all requests so far, */
@@ -98,12 +106,26 @@ static Request *request_of(const Move *move, size_t number)
     return &move->queue->requests[number % MAX_REQUESTS];
 }
 
+static size_t smaller(size_t one, size_t other)
+{
+    return one < other ? one : other;
+}
+
+/* Whether what lies behind the mark has to wait. */
+static bool waits_at_mark(const Move *move)
+{
+    return move->mark && move->num_submitted == move->mark->num_bytes &&
+           move->next - move->oldest > MAX_BEFORE_MARK;
+}
+
 /* Submit the next request; an error number. */
 static int submit(Move *move, const Place *place)
 {
     Request *request = request_of(move, move->next);
     Cursor ahead = move->ahead;
-    size_t most = place->num_bytes < move->chunk_bytes ? place->num_bytes : move->chunk_bytes;
+    size_t most = smaller(place->num_bytes, move->chunk_bytes);
+    if (move->mark && move->num_submitted < move->mark->num_bytes)
+        most = smaller(most, move->mark->num_bytes - move->num_submitted);
     int count = gather(move->stream, &ahead, most, request->vectors, &request->wanted);
     request->control = (struct iocb){
         .aio_data = (uintptr_t)request,
@@ -128,10 +150,10 @@ static int submit(Move *move, const Place *place)
 static int submit_more(Move *move)
 {
     while (!move->ended && move->next - move->oldest < move->num_requests) {
-        while (move->place < move->places_end && !move->place->num_bytes)
-            move->place++;
-        if (move->place == move->places_end || move->ahead.segment == move->stream->num_segments)
+        if (move->num_submitted == move->num_bytes || waits_at_mark(move))
             return 0;
+        while (!move->place->num_bytes)
+            move->place++;
         int error = submit(move, move->place);
         /* The kernel may have no room for more at present. */
         if (error)
@@ -185,13 +207,16 @@ static int forget_done(Move *move)
     return move->ended && move->writes ? EIO : 0;
 }
 
+/* Return of how many bytes there can be checksums by now. */
+static size_t num_ready(const Move *move)
+{
+    return move->writes ? move->num_bytes : move->num_moved;
+}
+
 /* Compute checksums of what there is, but not for long; an error number. */
 static int look_at_more(Move *move)
 {
-    size_t ready = move->writes ? move->num_submitted : move->num_moved;
-    size_t part = ready - move->num_looked_at;
-    if (part > MAX_LOOK_BYTES)
-        part = MAX_LOOK_BYTES;
+    size_t part = smaller(num_ready(move) - move->num_looked_at, MAX_LOOK_BYTES);
     move->num_looked_at += part;
     return pass_over(move->stream, part) ? 0 : ENOMEM;
 }
@@ -209,14 +234,14 @@ static int pass_mark(Move *move)
 /* Whether checksums have seen all that can be seen at present. */
 static bool has_seen_all(const Move *move)
 {
-    return move->num_looked_at == (move->writes ? move->num_submitted : move->num_moved);
+    return move->num_looked_at == num_ready(move);
 }
 
 /* Move all; leaves requests under way after an error, and at the end of a file.
  *
  * Between two pieces of checksums it looks whether the disk is done with something, so that the disk
- * always has the next requests: what is written is looked at while the disk has it, and what was read
- * while it has what comes next.
+ * always has the next requests: what is written is looked at while the disk has anything, and what was
+ * read while it has what comes next.
  */
 static int run(Move *move)
 {
@@ -247,6 +272,17 @@ static void wait_for_all(Move *move)
             collect(move, true);
 }
 
+/* Return how many bytes a stream has from its cursor on, or the places if that is less. */
+static size_t bytes_to_move(const Stream *stream, const Place *places, ptrdiff_t num_places)
+{
+    size_t in_stream = 0, in_places = 0;
+    for (ptrdiff_t number = stream->cursor.segment; number < stream->num_segments; number++)
+        in_stream += stream->segments[number].num_bytes;
+    for (ptrdiff_t number = 0; number < num_places; number++)
+        in_places += places[number].num_bytes;
+    return smaller(in_stream - stream->cursor.offset, in_places);
+}
+
 int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chunk_bytes,
                 size_t num_requests, bool writes, const Mark *mark)
 {
@@ -258,9 +294,9 @@ int move_queued(Stream *stream, Place *places, ptrdiff_t num_places, size_t chun
         .stream = stream,
         .ahead = stream->cursor,
         .place = places,
-        .places_end = places + num_places,
         .chunk_bytes = chunk_bytes,
         .num_requests = num_requests,
+        .num_bytes = bytes_to_move(stream, places, num_places),
         .writes = writes,
         .mark = mark,
     };

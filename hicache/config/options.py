@@ -106,7 +106,8 @@ class StorageConfig(Section):
     batch_pages: int | None = field(
         default=None,
         metadata=about(
-            "largest batch of one call; by default as many as make 32 MiB, 1,024 at most",
+            "largest batch of one call; by default as many as make 32 MiB, or what the backend "
+            "says, 1,024 at most",
             unit="pages",
             at_least=1,
         ),

@@ -178,7 +178,9 @@ class StorageTier:
             clock=self._clock,
             call_timeout_seconds=config.call_timeout_seconds,
             query_pages=pages_per_query(config),
-            batch_pages=pages_per_call(self._page_bytes, config),
+            batch_pages=pages_per_call(
+                self._page_bytes, config, call_bytes=backend.capabilities.call_bytes
+            ),
             page_bytes=self._page_bytes,
             pages_of=self._pages_of,
             emit=self._results.append,

@@ -5,6 +5,7 @@ backend sees addresses and lengths of host memory, never tensors or pools.
 """
 
 from hicache.storage.base import (
+    DEFAULT_CALL_BYTES,
     HiCacheStorage,
     HiCacheStorageConfig,
     Page,
@@ -15,6 +16,7 @@ from hicache.storage.base import (
 from hicache.storage.factory import StorageBackendFactory
 
 __all__ = [
+    "DEFAULT_CALL_BYTES",
     "HiCacheStorage",
     "HiCacheStorageConfig",
     "Page",

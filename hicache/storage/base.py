@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from hicache.clock import Clock, MonotonicClock
 from hicache.config import RankPlacement
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hicache.types import PageHash, PageOutcome
 
 __all__ = [
+    "DEFAULT_CALL_BYTES",
     "HiCacheStorage",
     "HiCacheStorageConfig",
     "Page",
@@ -30,6 +31,11 @@ __all__ = [
     "StorageCapabilities",
     "StorageStats",
 ]
+
+
+DEFAULT_CALL_BYTES: Final = 32 << 20
+"""Some milliseconds of a disk: what a call costs beside its bytes is small, and an end that is
+asked for, a deadline or another operation does not wait for long."""
 
 
 class Piece(NamedTuple):
@@ -113,10 +119,16 @@ class StorageCapabilities:
     Attributes:
         durable: pages outlive the process; a later instance with the same options finds them.
         shared_between_processes: instances that are open at once see each other's pages.
+        call_bytes: how many bytes a call best moves: more where much is lost between two calls.
     """
 
     durable: bool
     shared_between_processes: bool
+    call_bytes: int = DEFAULT_CALL_BYTES
+
+    def __post_init__(self) -> None:
+        if self.call_bytes < 1:
+            raise ConfigError(f"call_bytes of a backend must be at least 1, got {self.call_bytes}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -220,6 +220,7 @@ class TieredStorage(CheckedStorage):
         return StorageCapabilities(
             durable=any(one.durable for one in each),
             shared_between_processes=any(one.shared_between_processes for one in each),
+            call_bytes=max(one.call_bytes for one in each),
         )
 
     def fill_outcomes(self) -> Mapping[PageOutcome, int]:

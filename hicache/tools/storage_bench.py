@@ -115,7 +115,7 @@ class _Bench:
             store.register_memory([(memory.address, self._num_bytes)])
         tokens = np.arange(num_pages, dtype=np.int32).tobytes()
         self._keys = hash_pages(tokens, page_size=1)
-        step = pages_per_call(page_bytes)
+        step = pages_per_call(page_bytes, call_bytes=store.capabilities.call_bytes)
         self._batches = [slice(first, first + step) for first in range(0, num_pages, step)]
 
     def run(self) -> StoreFigures:

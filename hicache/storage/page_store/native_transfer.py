@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hicache.storage.page_store.blocks import Extent
     from hicache.storage.page_store.layout import PageLayout
 
-__all__ = ["Mark", "NativeTransfer"]
+__all__ = ["DIRECT_CALL_BYTES", "Mark", "NativeTransfer"]
 
 _CALL_BYTES = 8 << 20
 """A call takes a millisecond or two: between two of them deadlines are looked at."""
@@ -26,22 +26,21 @@ The page cache keeps what is written at once in pieces of that size. From larger
 back a little faster, but memory in such pieces is harder to find.
 """
 
-_DIRECT_CALL_BYTES = 32 << 20
-"""A call takes ten to twenty milliseconds: between two of them the disk has nothing to do."""
+DIRECT_CALL_BYTES = 64 << 20
+"""A call takes ten to forty milliseconds: between two of them the disk has nothing to do."""
 
-_DIRECT_CHUNK_BYTES = 1 << 20
+_DIRECT_CHUNK_BYTES = 2 << 20
 _NUM_DIRECT_READS = 8
 """A disk wants large requests, and the next ones while a checksum is computed.
 
 What is read is looked at when it has arrived, so the last request of a call must not be large.
 """
 
-_DIRECT_WRITE_BYTES = 2 << 20
-_NUM_DIRECT_WRITES = 3
-"""What is written is looked at while the disk has it, so that requests can be large.
+_DIRECT_WRITE_BYTES = 4 << 20
+_NUM_DIRECT_WRITES = 8
+"""What is written is looked at while the disk has something to do, so that requests can be large.
 
-They are few, because a disk may work at all that it has and be done with all at once: so it still
-has something to do when a `Mark` before the last ones is reached.
+A disk may work at all that it has and be done with all at once: so it is given much.
 """
 
 
@@ -81,7 +80,7 @@ class NativeTransfer:
                 is.
         """
         self._fd_of = fd_of
-        self._call_bytes = _DIRECT_CALL_BYTES if direct else _CALL_BYTES
+        self._call_bytes = DIRECT_CALL_BYTES if direct else _CALL_BYTES
         self._chunk_bytes = _DIRECT_CHUNK_BYTES if direct else _CHUNK_BYTES
         self._num_reads = _NUM_DIRECT_READS if direct else 1
         self._write_bytes = _DIRECT_WRITE_BYTES if direct else _CHUNK_BYTES

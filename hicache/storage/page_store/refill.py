@@ -26,6 +26,10 @@ __all__ = ["Leased", "Refill", "Shrunk", "StoreParts", "recover_dead_owners", "r
 
 _MIN_CHUNK_BLOCKS = 256
 _MAX_CHUNK_BLOCKS = 16_384
+_MAX_NEW_BLOCKS = 262_144
+"""A GiB: before the kernel gives a file more space, it lets all direct I/O of the file end and none
+begin, so a writer asks for much at a time."""
+
 _CHUNKS_PER_STORE = 64
 
 
@@ -136,12 +140,13 @@ class Refill:
         if num_blocks <= 0:
             return Leased([], [], 0)
         wanted = max(num_blocks, self._chunk_blocks(kind))
-        ahead = max(wanted, min(num_ahead, self._most_blocks(kind)))
+        ahead = max(wanted, min(num_ahead, self._most_blocks(kind, _MAX_CHUNK_BLOCKS)))
         free = self._space.lease_free(kind, ahead)
         new: list[Extent] = []
         num_evicted = 0
         missing = num_blocks - count_blocks(free)
         if missing > 0 and may_grow:
+            ahead = min(num_ahead, self._most_blocks(kind, _MAX_NEW_BLOCKS))
             new += self._grow(kind, wanted - count_blocks(free), ahead - count_blocks(free))
             missing -= count_blocks(new)
         if missing > 0 and recover_dead_owners(self._write, self._parts):
@@ -219,12 +224,12 @@ class Refill:
         chunk = max(_MIN_CHUNK_BLOCKS, self._space.num_backed // _CHUNKS_PER_STORE)
         if kind is BlockKind.HEADER:
             chunk //= _CHUNKS_PER_STORE
-        return min(chunk, self._most_blocks(kind))
+        return min(chunk, self._most_blocks(kind, _MAX_CHUNK_BLOCKS))
 
-    def _most_blocks(self, kind: BlockKind) -> int:
-        """Return how many blocks to take at a time at most."""
+    def _most_blocks(self, kind: BlockKind, most: int) -> int:
+        """Return how many blocks to take at a time, where a large store takes `most` payload."""
         share = self.limits.max_bytes // BLOCK_BYTES // _CHUNKS_PER_STORE
-        most = min(_MAX_CHUNK_BLOCKS, share)
+        most = min(most, share)
         return most if kind is BlockKind.PAYLOAD else most // _CHUNKS_PER_STORE
 
 

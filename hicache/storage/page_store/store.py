@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import lmdb
 
 from hicache.errors import ConfigError, StorageError
-from hicache.storage.base import HiCacheStorageConfig, StorageCapabilities
+from hicache.storage.base import (
+    DEFAULT_CALL_BYTES,
+    HiCacheStorageConfig,
+    StorageCapabilities,
+)
 from hicache.storage.checked import CheckedStorage
 from hicache.storage.page_memory import BatchMemory, HostRegions
 from hicache.storage.page_store.access import StoreAccess
@@ -19,6 +23,7 @@ from hicache.storage.page_store.directory import DEFAULT_SEGMENT_BYTES, StoreDir
 from hicache.storage.page_store.group import Group
 from hicache.storage.page_store.group_writer import outcome_of
 from hicache.storage.page_store.lookup import Run, find_runs
+from hicache.storage.page_store.native_transfer import DIRECT_CALL_BYTES
 from hicache.storage.page_store.options import PageStoreOptions
 from hicache.storage.page_store.page_reader import num_intact, read_pages
 from hicache.storage.page_store.page_writer import BatchWriter, skip_behind_failures
@@ -92,6 +97,7 @@ class PageStore(CheckedStorage):
         options = PageStoreOptions.from_config(config)
         self._digest = config.namespace.digest
         self._fsync = options.fsync
+        self._direct = options.direct_io
         self._regions = HostRegions()
         directory = StoreDirectory(options.path)
         try:
@@ -115,7 +121,11 @@ class PageStore(CheckedStorage):
     @property
     def capabilities(self) -> StorageCapabilities:
         """See `HiCacheStorage.capabilities`."""
-        return StorageCapabilities(durable=True, shared_between_processes=True)
+        return StorageCapabilities(
+            durable=True,
+            shared_between_processes=True,
+            call_bytes=DIRECT_CALL_BYTES if self._direct else DEFAULT_CALL_BYTES,
+        )
 
     def register_memory(self, regions: Sequence[tuple[int, int]]) -> None:
         """See `HiCacheStorage.register_memory`; pages in registered memory cost a little less."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import shutil
@@ -106,6 +107,65 @@ def test_what_is_written_from_pages_is_read_into_others_with_the_checksums_of_bo
         place = (fd, 5000, len(payloads[first]))
         found = _page_io.write_pages([place], sample.pages, first, 1, *arguments)
         assert found == xxhash.xxh3_128_digest(payloads[first])
+
+
+@pytest.fixture
+def direct_fd(tmp_path: Path) -> Iterator[int]:
+    try:
+        fd = os.open(tmp_path / "direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+        block = mmap.mmap(-1, 512)
+        os.pwrite(fd, block, 0)
+    except OSError as error:
+        pytest.skip(f"the file system knows no direct I/O of 512 bytes ({error})")
+    yield fd
+    os.close(fd)
+
+
+@needs_native
+@pytest.mark.parametrize("num_requests", [2, 3, 16])
+@pytest.mark.parametrize("gap_bytes", [0, 3584])
+def test_what_comes_before_a_mark_is_on_the_disk_when_it_is_reached(
+    direct_fd: int, tmp_path: Path, num_requests: int, gap_bytes: int
+) -> None:
+    """With direct I/O, which takes whole sectors only: wherever requests end."""
+    page_bytes, num_pages = 4608, 12
+    memory = mmap.mmap(-1, page_bytes * num_pages)
+    memory[:] = random.Random(num_requests).randbytes(len(memory))
+    address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
+    pages = [((address + n * page_bytes, page_bytes),) for n in range(num_pages)]
+    payloads = [memory[n * page_bytes : (n + 1) * page_bytes] for n in range(num_pages)]
+    on_disk = bytes(gap_bytes).join(payloads)
+    checksums = b"".join(map(xxhash.xxh3_128_digest, payloads))
+    for mark in range(1, num_pages):
+        os.ftruncate(direct_fd, 0)
+        seen: list[tuple[bytes, bytes]] = []
+
+        def reach(found: bytes, seen: list[tuple[bytes, bytes]] = seen) -> None:
+            seen.append((found, (tmp_path / "direct").read_bytes()))
+
+        places = [(direct_fd, 0, len(on_disk))]
+        arguments = (pages, 0, num_pages, gap_bytes, 8192, num_requests, mark, reach)
+        assert _page_io.write_pages(places, *arguments) == checksums
+        ((found, content),) = seen
+        assert found == checksums[: 16 * mark]
+        before = bytes(gap_bytes).join(payloads[:mark])
+        assert content[: len(before)] == before
+        assert (tmp_path / "direct").read_bytes() == on_disk
+
+
+@needs_native
+@pytest.mark.parametrize("seed", range(12))
+def test_places_that_are_too_small_are_filled_and_that_is_an_error(fd: int, seed: int) -> None:
+    rng = random.Random(seed)
+    sample = draw(rng)
+    on_disk = bytes(sample.gap_bytes).join(sample.payloads())
+    room = rng.randrange(len(on_disk))
+    for num_requests in (1, 4):
+        os.ftruncate(fd, 0)
+        arguments = (sample.pages, 0, len(sample.pages), sample.gap_bytes, 65_536, num_requests)
+        with pytest.raises(OSError, match="Invalid argument"):
+            _page_io.write_pages([(fd, 0, room)], *arguments)
+        assert os.pread(fd, len(on_disk), 0) == on_disk[:room]
 
 
 @needs_native

@@ -21,12 +21,14 @@ from page_store_tools import (
     payload_of,
     read,
     verify_index,
+    write,
 )
 
 from hicache.storage import native_io
-from hicache.storage.base import Page, Piece
-from hicache.storage.page_store import group_writer, native_transfer
+from hicache.storage.base import DEFAULT_CALL_BYTES, Page, Piece
+from hicache.storage.page_store import group_writer, native_transfer, refill
 from hicache.storage.page_store import transfer as transfer_module
+from hicache.storage.page_store.blocks import BlockKind
 from hicache.storage.page_store.publisher import Publication, Publisher
 from hicache.storage.page_store.segments import Segments
 from hicache.storage.vectored_io import write_at
@@ -126,7 +128,7 @@ def test_a_batch_can_be_several_calls(
     fast_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch, call_pages: int
 ) -> None:
     """Wherever the last group begins in one."""
-    monkeypatch.setattr(native_transfer, "_DIRECT_CALL_BYTES", call_pages * PAGE_BYTES)
+    monkeypatch.setattr(native_transfer, "DIRECT_CALL_BYTES", call_pages * PAGE_BYTES)
     storage = open_store(fast_path, page_bytes=PAGE_BYTES, direct_io=True)
     assert source.write(storage) == [OK] * NUM_PAGES
     check_that_all_goes_well(storage, source, fast_path)
@@ -275,3 +277,37 @@ def test_space_for_the_next_batch_is_taken_while_the_disk_is_busy(
             assert claim is not None
         assert source.write(storage) == [OK] * NUM_PAGES
         assert allocator._has(allocator._need(NUM_PAGES, PAGE_BYTES))
+
+
+def test_a_file_is_seldom_given_more_space(
+    storage: PageStore, monkeypatch: pytest.MonkeyPatch, fast_path: Path
+) -> None:
+    """The kernel lets no direct I/O go on meanwhile: once in eight batches is often enough."""
+    monkeypatch.setattr(refill, "_MAX_CHUNK_BLOCKS", NUM_PAGES)
+    reserve = Segments.reserve
+    reserved: list[int] = []
+
+    def notes(self: Segments, kind: BlockKind, extent: Extent) -> None:
+        if kind is BlockKind.PAYLOAD:
+            reserved.append(extent.num_blocks)
+        reserve(self, kind, extent)
+
+    monkeypatch.setattr(Segments, "reserve", notes)
+    for name in range(16):
+        keys = chain(100 + name, NUM_PAGES)
+        assert write(storage, keys, page_bytes=PAGE_BYTES) == [OK] * NUM_PAGES
+    # One of them for what comes next.
+    assert len(reserved) == 3
+    storage.close()
+    verify_index(fast_path)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_past_the_page_cache_calls_are_as_large_as_what_is_moved_at_a_time(
+    fast_path: Path, direct: bool
+) -> None:
+    """So that the disk has no pause that can be helped."""
+    storage = open_store(fast_path, page_bytes=PAGE_BYTES, direct_io=direct)
+    wanted = native_transfer.DIRECT_CALL_BYTES if direct else DEFAULT_CALL_BYTES
+    assert storage.capabilities.call_bytes == wanted
+    storage.close()

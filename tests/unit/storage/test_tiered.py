@@ -373,3 +373,16 @@ def test_what_one_required_tier_can_do_all_can() -> None:
     assert Rig(*tiers, required={1}).storage.capabilities == yes
     assert Rig(*tiers, required={0, 1}).storage.capabilities == yes
     assert Rig(*tiers, required={0}).storage.capabilities == no
+
+
+class SlowToBeginStorage(FlakyStorage):
+    @property
+    def capabilities(self) -> StorageCapabilities:
+        return StorageCapabilities(durable=False, shared_between_processes=False, call_bytes=7)
+
+
+def test_calls_are_as_large_as_any_required_tier_wants_them() -> None:
+    usual = FlakyStorage().capabilities.call_bytes
+    tiers = SlowToBeginStorage(), FlakyStorage()
+    assert Rig(*tiers, required={0}).storage.capabilities.call_bytes == 7
+    assert Rig(*tiers, required={0, 1}).storage.capabilities.call_bytes == usual > 7
