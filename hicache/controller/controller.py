@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["HiCacheController"]
 
 _MAX_WRITES_IN_FLIGHT = 64
-"""Jobs on the write stream; further writes wait and are merged into one job when there is room."""
+_MAX_MERGED_WRITES = 16
+"""Jobs on the write stream, and copies in each, which a step publishes at once; others wait."""
 
 _NOTHING: Final = Finished()
 
@@ -134,12 +135,13 @@ class HiCacheController:
         return operation
 
     def start_writing(self) -> None:
-        """Merge what is queued into one job on the write stream, if there is room for a job."""
-        if not self.writes.queued or len(self.writes.acks) >= _MAX_WRITES_IN_FLIGHT:
-            return
-        job, ack = self.writes.merged(WriteJob, self._new_id(), self.generation)
-        self._mover.submit_write(job)
-        self.writes.sent(ack)
+        """Merge what is queued into jobs on the write stream, as far as there is room for them."""
+        while self.writes.queued and len(self.writes.acks) < _MAX_WRITES_IN_FLIGHT:
+            job, ack = self.writes.merged(
+                WriteJob, self._new_id(), self.generation, most=_MAX_MERGED_WRITES
+            )
+            self._mover.submit_write(job)
+            self.writes.sent(ack)
 
     def load(
         self,

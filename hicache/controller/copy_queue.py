@@ -38,11 +38,19 @@ class CopyQueue:
         return len(self.queued) + len(self.acks)
 
     def merged(
-        self, job_class: type[_JobT], operation_id: OperationId, generation: int
+        self,
+        job_class: type[_JobT],
+        operation_id: OperationId,
+        generation: int,
+        *,
+        most: int | None = None,
     ) -> tuple[_JobT, HiCacheAck]:
-        """Return one job for everything queued, smallest priority first, and its ack."""
+        """Return one job for what is queued, smallest priority first, and its ack.
+
+        It carries everything, or the first `most` copies.
+        """
         operations = tuple(
-            sorted(self.queued, key=lambda one: (one.priority is None, one.priority or 0))
+            sorted(self.queued, key=lambda one: (one.priority is None, one.priority or 0))[:most]
         )
         job = job_class(
             operation_id=operation_id,
@@ -56,8 +64,9 @@ class CopyQueue:
         return job, HiCacheAck(operation_id, operations)
 
     def sent(self, ack: HiCacheAck) -> None:
-        """Note that the job of `ack`, which carries everything queued, has been submitted."""
-        self.queued = []
+        """Note that the job of `ack` has been submitted: its copies are queued no longer."""
+        carried = set(map(id, ack.operations))
+        self.queued = [one for one in self.queued if id(one) not in carried]
         self.acks.append(ack)
 
     def take(self, result: CopyResult) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hicache.controller.records import PagesResult, Phase
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hicache.radix import RadixKey, RadixNode, Ticket
     from hicache.types import IntArray, OperationId, PageHash, RequestId
 
-__all__ = ["CacheOperation", "HiCacheAck", "PrefetchOperation", "StorageOperation"]
+__all__ = ["CacheOperation", "HiCacheAck", "PrefetchOperation", "RequestWait", "StorageOperation"]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -77,6 +77,18 @@ class StorageOperation:
         self.phase, self.num_good = result.phase, result.num_good
 
 
+class RequestWait(NamedTuple):
+    """The wait of a request that could run but for its prefetch.
+
+    Attributes:
+        since: when that began, in agreed seconds.
+        num_arrived: pages that had arrived by then.
+    """
+
+    since: float
+    num_arrived: int
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class PrefetchOperation:
     """One prefetch: a query, then reads into host pages allocated for exactly the hit.
@@ -96,9 +108,7 @@ class PrefetchOperation:
         num_arrived: of these, those that every rank had in the last step.
         progressed_at: when the read began, or when that grew last; in agreed seconds.
         num_worth_reading: leading pages of the hit that are worth it, once judged.
-        wanted: its request could run now and waits for nothing else.
-        wanted_at: when that began, in agreed seconds.
-        num_arrived_then: pages that had arrived by then.
+        request_wait: since its request could run, and waits for nothing else; None before.
         is_probe: whether it is read a little although it is not worth waiting for, once asked.
         terminated: somebody wants it to end with what it has.
         closed: its pages were given to the tree.
@@ -117,9 +127,7 @@ class PrefetchOperation:
     num_arrived: int = 0
     progressed_at: float = 0.0
     num_worth_reading: int | None = None
-    wanted: bool = False
-    wanted_at: float = 0.0
-    num_arrived_then: int = 0
+    request_wait: RequestWait | None = None
     is_probe: bool | None = None
     terminated: bool = False
     closed: bool = False

@@ -264,7 +264,7 @@ class Prefetcher:
             self._counters["prefetch_revoked"] += 1
             self._forget(operation)
             return True
-        crowded = not operation.wanted and self._is_crowded(num_hits)
+        crowded = operation.request_wait is None and self._is_crowded(num_hits)
         if crowded or self._controller.prefetch_rate_limited(num_hits):
             # Its answer comes again next step; those that hold the budget end by their deadlines.
             return False

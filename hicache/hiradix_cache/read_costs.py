@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hicache.controller.cost_model import StorageWait, StoredHit
+from hicache.controller.operations import RequestWait
 from hicache.types import PrefetchPolicy
 
 if TYPE_CHECKING:
@@ -52,20 +53,20 @@ class ReadCosts:
 
     def note_wanted(self, operation: PrefetchOperation) -> None:
         """Note, the first time, that the request of a prefetch could run: from now on it waits."""
-        if not operation.wanted:
-            operation.wanted, operation.wanted_at = True, self._controller.now
-            operation.num_arrived_then = operation.num_arrived
+        if operation.request_wait is None:
+            operation.request_wait = RequestWait(self._controller.now, operation.num_arrived)
 
     def is_worth_waiting(self, operation: PrefetchOperation) -> bool:
         """Whether a request that could run waits on for its prefetch, by what both would take."""
-        if self._controller.costs.is_worth_waiting(self._wait(operation)):
+        assert operation.request_wait is not None
+        if self._controller.costs.is_worth_waiting(self._wait(operation, operation.request_wait)):
             return True
         if operation.host_pages is not None or operation.is_probe is not None:
             return False
         operation.is_probe = self._controller.costs.begins_useless_read()
         return operation.is_probe
 
-    def _wait(self, operation: PrefetchOperation) -> StorageWait:
+    def _wait(self, operation: PrefetchOperation, request_wait: RequestWait) -> StorageWait:
         now, page_size = self._controller.now, self._page_size
         first_page, num_pages = operation.ticket.first_page, _num_expected(operation)
         num_left = num_pages - operation.num_arrived
@@ -73,8 +74,8 @@ class ReadCosts:
         return StorageWait(
             first_token=(first_page + operation.num_arrived) * page_size,
             last_token=(first_page + num_pages) * page_size,
-            awaited_from_token=(first_page + operation.num_arrived_then) * page_size,
-            waited_seconds=now - operation.wanted_at,
+            awaited_from_token=(first_page + request_wait.num_arrived) * page_size,
+            waited_seconds=now - request_wait.since,
             quiet_seconds=now - operation.progressed_at if is_reading else 0.0,
             num_calls=self._num_calls(num_left),
             num_pages_ahead=self._num_pages_ahead(operation, num_left),

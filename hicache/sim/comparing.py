@@ -106,7 +106,7 @@ def _prefetch_view(prefetch: PrefetchOperation) -> tuple[object, ...]:
         prefetch.operation_id,
         prefetch.request_id,
         prefetch.host_pages is not None and len(prefetch.host_pages),
-        prefetch.wanted,
+        prefetch.request_wait,
         prefetch.terminated,
         prefetch.closed,
     )

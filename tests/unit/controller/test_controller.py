@@ -9,7 +9,7 @@ import pytest
 
 from hicache.config import HiCacheConfig, PrefetchConfig, StorageConfig
 from hicache.controller import HiCacheController
-from hicache.controller.controller import _MAX_WRITES_IN_FLIGHT
+from hicache.controller.controller import _MAX_MERGED_WRITES, _MAX_WRITES_IN_FLIGHT
 from hicache.controller.records import (
     CopyResult,
     LoadJob,
@@ -90,9 +90,9 @@ class RecordingMover:
     def close(self, timeout_seconds: float) -> bool:
         return True
 
-    def finish(self, *, good: bool = True) -> None:
-        """Let the job submitted last, a copy, come to its end."""
-        job = self.jobs[-1]
+    def finish(self, number: int = -1, *, good: bool = True) -> None:
+        """Let a job, a copy, come to its end: by default the one submitted last."""
+        job = self.jobs[number]
         self.results.append(
             CopyResult(
                 operation_id=job.operation_id,
@@ -226,6 +226,22 @@ def test_jobs_on_the_write_stream_are_bounded_and_what_waits_is_merged() -> None
     last = bench.mover.jobs[-1]
     assert isinstance(last, WriteJob)
     assert len(last.device_pages) == 10
+
+
+def test_a_job_carries_no_more_writes_than_a_step_publishes_at_once() -> None:
+    bench = Bench()
+    bench.controller.host_allocator = PageAllocator(1000)
+    num_writes = 2 * _MAX_MERGED_WRITES + 3
+    for number in range(num_writes):
+        bench.controller.write(pages(number), priority=num_writes - number)
+    bench.controller.start_writing()
+    sources = [job.device_pages.tolist() for job in bench.mover.jobs if isinstance(job, WriteJob)]
+    assert [len(one) for one in sources] == [_MAX_MERGED_WRITES, _MAX_MERGED_WRITES, 3]
+    assert [page for one in sources for page in one] == list(range(num_writes))[::-1]
+    for number in range(len(sources)):
+        bench.mover.finish(number)
+    assert sum(len(ack.operations) for ack, _ in bench.collect().writes) == num_writes
+    assert bench.controller.num_in_flight == 0
 
 
 def test_a_load_stays_queued_while_the_moving_side_has_no_slot() -> None:
