@@ -34,7 +34,7 @@ benchmarks:
 
 other commands (each has its own --help):
   all DIR               run every benchmark, peers too where asked; one page of all results
-  report DIR --html F   make the page of the results in DIR
+  report DIR --html F   make the page of the results in DIR; --markdown F the tables for the docs
   history check DIR     compare the results in DIR with stored runs of the same kind of machine
   history add DIR       store the results in DIR for later comparisons
 

@@ -1,4 +1,4 @@
-"""One HTML page of all results in a folder: `python -m benchmarks report DIR --html FILE`."""
+"""One page of all results in a folder: `python -m benchmarks report DIR --html FILE`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bars import BARS
+from benchmarks.bar_report import report_bars
 from benchmarks.catalogue import known_benchmarks
+from benchmarks.markdown import render_markdown
 from benchmarks.plots import PLOTS
 from benchmarks.regressions import Verdict, compare
 from benchmarks.stored_runs import HISTORY, read_stored
@@ -19,7 +20,6 @@ from hicache.engine.report import replace_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from benchmarks.bars import Asked, Found
     from benchmarks.harness import Result
     from benchmarks.regressions import Change
     from benchmarks.table import Run
@@ -34,10 +34,17 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="where the JSON files are")
-    parser.add_argument("--html", metavar="FILE", type=Path, required=True, help="page to write")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="page to write, with plots")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="the tables for the docs")
     options = parser.parse_args(arguments)
+    if options.html is None and options.markdown is None:
+        parser.error("name what to write: --html FILE, --markdown FILE or both")
     try:
-        write_page(options.folder, options.html)
+        if options.html is not None:
+            write_page(options.folder, options.html)
+        if options.markdown is not None:
+            options.markdown.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(options.markdown, render_markdown(read_runs(options.folder)))
     except (OSError, ValueError) as error:
         parser.error(str(error))
     return 0
@@ -82,7 +89,7 @@ def render_page(
     environment.filters |= {"number": format_number, "params": format_params}
     template = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     about = known_benchmarks()
-    bars = [_Bar(asked, asked.find(_rows_of(asked.benchmark, runs))) for asked in BARS]
+    bars = report_bars(runs)
     return environment.from_string(template).render(
         sections=[_Section.of(run, about.get(run.benchmark, ""), history) for run in runs],
         failed=failed or {},
@@ -109,28 +116,6 @@ def missing_peers(runs: Sequence[Run]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bar:
-    """A bar of the design and what came of it."""
-
-    asked: Asked
-    found: Found
-
-    @property
-    def limit(self) -> str:
-        """What is asked for, with the direction that the row has where it was measured."""
-        bar, row = self.asked.bar, self.found.row
-        more = bar.statistic == "ratio" if row is None else bar.asks_for_more(row)
-        unknown = row is None and bar.statistic != "ratio"
-        sign = "" if unknown else ("≥ " if more else "≤ ")
-        return f"{'p99 ' if bar.statistic == 'p99' else ''}{sign}{bar.limit:,g}"
-
-    @property
-    def reached(self) -> float | None:
-        """By the row that is farthest from the limit."""
-        return None if self.found.row is None else self.found.row.reached(self.asked.bar)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Section:
     """What the page shows of a run."""
 
@@ -153,10 +138,6 @@ class _Section:
             rows=[(change.row, list(_verdicts(change.row)), change) for change in changes],
             num_worse=sum(change.verdict is Verdict.WORSE for change in changes),
         )
-
-
-def _rows_of(benchmark: str, runs: Sequence[Run]) -> list[Result]:
-    return [row for run in runs if run.benchmark == benchmark for row in run.results]
 
 
 def _different(machines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
