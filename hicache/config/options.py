@@ -126,6 +126,15 @@ class StorageConfig(Section):
             above=0,
         ),
     )
+    refresh_seconds: float = field(
+        default=60.0,
+        metadata=about(
+            "what is used again, and was last found in the store so long ago, is offered again: "
+            "the store learns that it is in use, or gets back what it has lost",
+            unit="seconds",
+            above=0,
+        ),
+    )
     max_inflight_persist_operations: int = field(
         default=1024,
         metadata=about("beyond these, new nodes are not persisted", unit="operations", at_least=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING
@@ -154,9 +155,9 @@ class FollowedTree(RadixTree):
         """See `CopyingTree.begin_load`."""
         return self._begun(super().begin_load(node))
 
-    def begin_persist(self, node: RadixNode) -> Ticket | None:
+    def begin_persist(self, node: RadixNode, *, since: float = -math.inf) -> Ticket | None:
         """See `CopyingTree.begin_persist`."""
-        return self._begun(super().begin_persist(node))
+        return self._begun(super().begin_persist(node, since=since))
 
     def begin_prefetch(self, anchor: RadixNode, num_pages: int) -> Ticket | None:
         """See `CopyingTree.begin_prefetch`."""
@@ -174,16 +175,22 @@ class FollowedTree(RadixTree):
         self._follow(_Call.COMMIT_LOAD, ticket.serial, num_good, len(untaken))
         return untaken
 
-    def commit_persist(self, ticket: Ticket, num_good: int) -> None:
+    def commit_persist(self, ticket: Ticket, num_good: int, *, now: float = 0.0) -> None:
         """See `CopyingTree.commit_persist`."""
-        super().commit_persist(ticket, num_good)
+        super().commit_persist(ticket, num_good, now=now)
         self._follow(_Call.COMMIT_PERSIST, ticket.serial, num_good)
 
     def commit_prefetch(
-        self, ticket: Ticket, key: RadixKey, host_pages: IntArray, num_good: int
+        self,
+        ticket: Ticket,
+        key: RadixKey,
+        host_pages: IntArray,
+        num_good: int,
+        *,
+        now: float = 0.0,
     ) -> HostInsertResult:
         """See `CopyingTree.commit_prefetch`."""
-        result = super().commit_prefetch(ticket, key, host_pages, num_good)
+        result = super().commit_prefetch(ticket, key, host_pages, num_good, now=now)
         self._follow(
             _Call.COMMIT_PREFETCH, ticket.serial, num_good, len(result.untaken), result.node.id
         )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator
 
+    from hicache.config import StorageConfig
     from hicache.controller import HiCacheController
     from hicache.controller.operations import StorageOperation
     from hicache.radix import RadixNode, RadixTree, Ticket
@@ -33,6 +34,10 @@ class Persister:
     tried again after a pause, which doubles while storage goes on to fail and ends when it takes
     something; and at once when it is next inserted or written. Pauses are counted in scheduler
     steps, as all ranks take equally many.
+
+    What storage holds it can give up, or lose, without a word. So a run that is used again is
+    offered again when storage last said so `storage.refresh_seconds` ago: a store that holds it
+    learns that it is in use, and one that does not gets it back.
     """
 
     def __init__(
@@ -59,9 +64,12 @@ class Persister:
     def offer(self, node: RadixNode) -> None:
         """Persist `node`, or what of its prefix `storage.admission` lets pass."""
         storage = self._controller.storage
-        if storage is None or node.host_pages is None or node.persisted or node.persist_ticket:
+        if storage is None or node.host_pages is None or node.persist_ticket:
             return
-        if storage.admission is StorageAdmission.ADAPTIVE and not self._stores_all:
+        if node.persisted and node.stored_at >= self._held_since(storage):
+            return
+        admits_some = storage.admission is StorageAdmission.ADAPTIVE and not self._stores_all
+        if admits_some and not node.persisted:
             admitted = self._tree.keep_history().admit_to_storage(node)
             self._counters["refused_persist_pages"] += node.end - admitted.end
             node = admitted
@@ -72,9 +80,11 @@ class Persister:
         storage = self._controller.storage
         if storage is None:
             return
-        ticket = self._tree.begin_persist(node)
+        was_held = node.persisted
+        ticket = self._tree.begin_persist(node, since=self._held_since(storage))
         if ticket is None:
             return
+        self._counters["persist_refreshes"] += was_held
         parent_hash, hashes = self._tree.ticket_hashes(ticket)
         operation = self._controller.store_queue.persist(
             self._tree.ticket_host_pages(ticket),
@@ -93,7 +103,7 @@ class Persister:
     def finish(self, operation: StorageOperation, num_good: int) -> None:
         """Give the outcome of a persist to the tree; what failed is tried again."""
         node = self._nodes.pop(operation.ticket)
-        self._tree.commit_persist(operation.ticket, num_good)
+        self._tree.commit_persist(operation.ticket, num_good, now=self._controller.now)
         if num_good == len(operation.hashes):
             self._pause_steps, self._steps_left = _FIRST_PAUSE_STEPS, 0
         elif operation.ticket.generation == self._tree.generation:
@@ -118,6 +128,10 @@ class Persister:
         """Try nothing again: the tree has been reset, or the store has changed."""
         self._left_out.clear()
         self._pause_steps = _FIRST_PAUSE_STEPS
+
+    def _held_since(self, storage: StorageConfig) -> float:
+        """Return since when storage must have said that it holds a run, to be believed."""
+        return self._controller.now - storage.refresh_seconds
 
     def _leave_out(self, node: RadixNode) -> None:
         if not self._left_out:

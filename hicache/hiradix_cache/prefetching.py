@@ -307,7 +307,11 @@ class Prefetcher:
             self._doubt(operation, num_good)
         anchor_page = operation.ticket.first_page
         result = self._tree.commit_prefetch(
-            operation.ticket, operation.key, operation.host_pages, num_good
+            operation.ticket,
+            operation.key,
+            operation.host_pages,
+            num_good,
+            now=self._controller.now,
         )
         self._queue.close_prefetch(operation, result.untaken)
         arrived = max(0, result.node.end - anchor_page) if num_good else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,15 +127,19 @@ class CopyingTree(PrefixTree):
         self.residency.unlock(node)
         return device_pages[published - ticket.first_page :]
 
-    def begin_persist(self, node: RadixNode) -> Ticket | None:
+    def begin_persist(self, node: RadixNode, *, since: float = -math.inf) -> Ticket | None:
         """Begin the copy of `node` and of its ancestors that are not persisted to storage.
+
+        A run is taken to be persisted if storage has said so at `since` or later.
 
         Returns None when `node` has no host pages or is, or is being, persisted.
         """
-        if node.host_pages is None or node.persisted or node.persist_ticket is not None:
+        if node.host_pages is None or node.persist_ticket is not None or _is_held(node, since):
             return None
         top = node
-        while top.parent is not None and not (top.parent.persisted or top.parent.persist_ticket):
+        while top.parent is not None and not (
+            _is_held(top.parent, since) or top.parent.persist_ticket
+        ):
             top = top.parent
         ticket = self._open(CopyKind.PERSIST, node, top.start, node.end)
         for member in self.path(node, top.start):
@@ -142,8 +147,8 @@ class CopyingTree(PrefixTree):
         self.residency.host_lock(node)
         return ticket
 
-    def commit_persist(self, ticket: Ticket, num_good: int) -> None:
-        """Remember which runs storage holds; the others may be persisted again."""
+    def commit_persist(self, ticket: Ticket, num_good: int, *, now: float = 0.0) -> None:
+        """Remember which runs storage holds, as of `now`; the others may be persisted again."""
         node = self._close(ticket)
         if node is None:
             return
@@ -152,7 +157,7 @@ class CopyingTree(PrefixTree):
             parent = member.parent
             assert parent is not None
             if member.end - ticket.first_page <= num_good and parent.persisted:
-                member.persisted = True
+                member.persisted, member.stored_at = True, now
         self.residency.host_unlock(node)
 
     def begin_prefetch(self, anchor: RadixNode, num_pages: int) -> Ticket | None:
@@ -172,9 +177,15 @@ class CopyingTree(PrefixTree):
         return anchor is None or anchor.write_ticket is None
 
     def commit_prefetch(
-        self, ticket: Ticket, key: RadixKey, host_pages: IntArray, num_good: int
+        self,
+        ticket: Ticket,
+        key: RadixKey,
+        host_pages: IntArray,
+        num_good: int,
+        *,
+        now: float = 0.0,
     ) -> HostInsertResult:
-        """Insert the first `num_good` of `host_pages` below the anchor.
+        """Insert the first `num_good` of `host_pages` below the anchor; storage holds them `now`.
 
         Runs that got a host copy meanwhile keep it; runs that are only on the device adopt the
         pages, which hold the same bytes; a run whose write is in flight ends the insertion.
@@ -185,7 +196,7 @@ class CopyingTree(PrefixTree):
         self.residency.host_unlock(anchor)
         if not anchor.backed or not num_good:
             return HostInsertResult(host_pages, anchor)
-        return self._insert_host(anchor, key, host_pages, anchor.end + num_good)
+        return self._insert_host(anchor, key, host_pages, anchor.end + num_good, now)
 
     def ticket_device_pages(self, ticket: Ticket) -> IntArray:
         """Return the device pages that a write reads."""
@@ -260,7 +271,7 @@ class CopyingTree(PrefixTree):
         return pages
 
     def _insert_host(
-        self, anchor: RadixNode, key: RadixKey, host_pages: IntArray, end_page: int
+        self, anchor: RadixNode, key: RadixKey, host_pages: IntArray, end_page: int, now: float
     ) -> HostInsertResult:
         data = key.data[: end_page * self._page_bytes]
         untaken: list[IntArray] = []
@@ -287,6 +298,11 @@ class CopyingTree(PrefixTree):
                 self.residency.gain_host(child, pages.copy())
             # Its bytes came from storage, and so did those of every page before them.
             child.persisted = child.persisted or node.persisted
+            child.stored_at = max(child.stored_at, now)
             node = child
         untaken.append(host_pages[node.end - first :])
         return HostInsertResult(join_pages(untaken), node)
+
+
+def _is_held(node: RadixNode, since: float) -> bool:
+    return node.persisted and node.stored_at >= since

@@ -50,6 +50,7 @@ class RadixNode:
         page_hashes: chained hash per page, None until first needed.
         write_ticket, load_ticket, persist_ticket: copies in flight that cover the run.
         persisted: whether storage is believed to hold the run and everything before it.
+        stored_at: when storage last said so, in the caller's seconds.
         evict_tick: tick at which its eviction began to wait for a write, 0 when none does.
     """
 
@@ -81,6 +82,7 @@ class RadixNode:
         "priority",
         "queued",
         "start",
+        "stored_at",
         "write_ticket",
     )
 
@@ -120,6 +122,7 @@ class RadixNode:
         self.load_ticket: Ticket | None = None
         self.persist_ticket: Ticket | None = None
         self.persisted = False
+        self.stored_at = 0.0
         self.evict_tick = 0
 
     def __repr__(self) -> str:

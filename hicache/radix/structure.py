@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hicache.errors import ConfigError
@@ -73,7 +74,7 @@ class PrefixTree:
         self.history = self._begin_history()
         self.root = self._new_node(None, b"", b"", 0, 0)
         self.root.lock_ref = 1
-        self.root.persisted = True
+        self.root.persisted, self.root.stored_at = True, math.inf
 
     def _create_duplicates(self) -> EvictionPolicy:
         """Make the queue of duplicates: what was used last stays on the device longest."""
@@ -349,7 +350,7 @@ class PrefixTree:
         upper.hit_count, upper.past_hits = node.hit_count, node.past_hits
         upper.last_use = node.last_use
         upper.priority, upper.pinned_until = node.priority, node.pinned_until
-        upper.persisted = node.persisted
+        upper.persisted, upper.stored_at = node.persisted, node.stored_at
         upper.write_ticket, upper.load_ticket = node.write_ticket, node.load_ticket
         upper.persist_ticket = node.persist_ticket
         return upper

@@ -65,6 +65,7 @@ class SystemOptions:
     eviction_policy: str = "lru"
     storage_admission: StorageAdmission = StorageAdmission.ALL
     shares_pages: bool = False
+    refresh_seconds: float = 60.0
 
     @classmethod
     def draw(cls, rng: random.Random, *, num_ranks: int = 1) -> SystemOptions:
@@ -93,6 +94,7 @@ class SystemOptions:
             # Whatever is not stored, or not worth a read, meets no fault there.
             storage_admission=rng.choice([*StorageAdmission, *[StorageAdmission.ALL] * 3]),
             shares_pages=num_ranks > 1 and rng.random() < _SHARING_RATE,
+            refresh_seconds=rng.choice([0.05, 60.0]),
         )
 
     @property
@@ -121,6 +123,7 @@ class SystemOptions:
                 "weights_revision": "1",
                 "num_workers": self.num_workers,
                 "batch_pages": self.batch_pages,
+                "refresh_seconds": self.refresh_seconds,
                 "call_timeout_seconds": CALL_TIMEOUT_SECONDS,
                 "max_inflight_persist_operations": self.max_inflight_persist_operations,
             }
