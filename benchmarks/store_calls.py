@@ -59,7 +59,7 @@ class CallSizes:
 
     Attributes:
         look_pages: pages of the store in which is looked beside other systems.
-        large_pages: pages of the store that is opened.
+        large_pages: pages of the store that is opened: a million.
         page_bytes: of the pages in both; few, because nobody reads them.
         batch_pages: keys of one look, which are a chain.
         samples: looks timed.
@@ -67,7 +67,7 @@ class CallSizes:
     """
 
     look_pages: int = 8192
-    large_pages: int = 100_000
+    large_pages: int = 7813 * 128
     page_bytes: int = 64
     batch_pages: int = 128
     samples: int = 2000
