@@ -151,7 +151,8 @@ def _store() -> Iterator[Asked]:
     for row in ("read_cold", "write_cold"):
         yield Asked(f"{row}, of the disk", "store", row, Bar(0.9, "ratio"), {}, "disk")
     yield Asked("look for 128 keys, us", "store", "exists_128", Bar(50))
-    yield Asked("open a store of a million pages, s", "store", "open", Bar(2))
+    million: Params = {"pages": 7813 * 128}
+    yield Asked("open a store of a million pages, s", "store", "open", Bar(2), million)
     for bar in (Bar(100), Bar(500, "p99")):
         yield Asked("step beside busy storage, us", "store", "check_hicache_events", bar)
 
