@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
-from hicache.survival import hazards_beside, worth_by_age
+from hicache.survival import hazards_by_class, worth_by_age
 
 __all__ = ["NUM_AGES", "NUM_CELLS", "ReuseStatistics", "cell_of"]
 
@@ -60,6 +61,8 @@ _LOSS_SHIFT: Final = 7
 
 _PRIOR_HAZARD: Final = 0.1
 _PRIOR_REQUESTS: Final = 4.0
+_CELL_PRIOR_REQUESTS: Final = 2.0
+_MAX_HAZARD: Final = 0.95
 
 
 def cell_of(num_uses: int, age: int) -> int:
@@ -79,9 +82,9 @@ class ReuseStatistics:
     while it is worth more later than its rivals are now.
 
     Each request weighs the same, however long, except that one below half the mean length weighs
-    less. A class of uses that was hardly seen is like the class below it, and an age that was
-    hardly seen like all others. The past is forgotten gradually. Sums are of integers, so that all
-    ranks get the same.
+    less. What uses have not shown is assumed, see `hazards_by_class`: with too few of them what was
+    not used longest is worth least. The past is forgotten gradually. Sums are of integers, so that
+    all ranks get the same.
 
     The hazards also say how likely a page is used again at all. Of what is offered for keeping the
     cells with the least prospects are hopeless: as many as together hardly cost any of the uses.
@@ -92,6 +95,7 @@ class ReuseStatistics:
         now: requests so far.
         version: counts estimates.
         worth: of each cell, in uses per page and request; comparable among each other.
+        proven_worth: likewise, of a further copy: nothing is assumed for what was seen unused.
         hopeless: whether pages of a cell may be given up although there is room for them.
         stay_per_use: requests that evicted pages stayed after their last use, by uses of pages.
     """
@@ -100,6 +104,7 @@ class ReuseStatistics:
         self.now = 0
         self.version = 0
         self.worth = [0.0] * NUM_CELLS
+        self.proven_worth = [0.0] * NUM_CELLS
         self.hopeless = [False] * NUM_CELLS
         self.stay_per_use = 0.0
         self._used_pages = 0
@@ -168,12 +173,14 @@ class ReuseStatistics:
                 exposed[cell] = (older + self._reused[cell] + undecided / 2) / _UNIT
                 older += self._reused[cell] + undecided
         reused = [count / _UNIT for count in self._reused]
-        hazards = _hazards_by_age(reused, exposed)
+        worth = map(worth_by_age, hazards_by_class(reused, exposed, NUM_AGES))
+        self.worth = [*chain.from_iterable(worth)]
         prospects: list[float] = []
+        hazards = _hazards_by_age(reused, exposed)
         for first in range(0, NUM_CELLS, NUM_AGES):
             cells = slice(first, first + NUM_AGES)
-            hazards = hazards_beside(reused[cells], exposed[cells], hazards)
-            self.worth[cells] = worth_by_age(hazards)
+            hazards = _hazards_beside(reused[cells], exposed[cells], hazards)
+            self.proven_worth[cells] = worth_by_age(hazards)
             prospects += _prospects(hazards)
         self._give_up(prospects)
         self.stay_per_use = self._stay / max(self._used_pages, 1)
@@ -213,12 +220,30 @@ class ReuseStatistics:
 
 
 def _hazards_by_age(reused: list[float], exposed: list[float]) -> list[float]:
-    """Return the chance of a use in each octave of age over all classes."""
+    """Return the chance of a use in each octave of age over all classes.
+
+    Unlike `hazards_by_class` it lets what came through unused count against a cell at once: what
+    is to be kept in doubt, rather than something older, is not to be copied in doubt.
+    """
     mean = (sum(reused) + _PRIOR_HAZARD * _PRIOR_REQUESTS) / (sum(exposed) + _PRIOR_REQUESTS)
     return [
         (sum(reused[age::NUM_AGES]) + _PRIOR_REQUESTS * mean)
         / (sum(exposed[age::NUM_AGES]) + _PRIOR_REQUESTS)
         for age in range(NUM_AGES)
+    ]
+
+
+def _hazards_beside(reused: list[float], exposed: list[float], prior: list[float]) -> list[float]:
+    """Return the chances of one class; where little was seen, `prior`'s shape."""
+    expected = sum(map(float.__mul__, exposed, prior))
+    scale = (sum(reused) + _CELL_PRIOR_REQUESTS) / (expected + _CELL_PRIOR_REQUESTS)
+    return [
+        min(
+            (seen + _CELL_PRIOR_REQUESTS * min(scale * chance, _MAX_HAZARD))
+            / (risk + _CELL_PRIOR_REQUESTS),
+            _MAX_HAZARD,
+        )
+        for seen, risk, chance in zip(reused, exposed, prior, strict=True)
     ]
 
 

@@ -115,7 +115,7 @@ class RunHistory:
         return cell_of(node.num_uses, self.statistics.now - node.last_use)
 
     def _worth(self, node: RadixNode) -> float:
-        return self.statistics.worth[self._cell(node)]
+        return self.statistics.proven_worth[self._cell(node)]
 
     def remember(self, node: RadixNode, parent: RadixNode, page: bytes) -> None:
         """Note that `node`, which begins with `page` below `parent`, is deleted."""

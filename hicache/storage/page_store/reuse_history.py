@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
-from hicache.survival import hazards_beside, worth_by_age
+from hicache.survival import hazards_by_class, worth_by_age
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +36,6 @@ _LEAST_HALF_LIFE: Final = 1024
 """Ticks in which half of the past is forgotten; in a larger store, as many as it has leaves."""
 
 _MAX_WEIGHT: Final = 2.0**64
-
-_PRIOR_HAZARD: Final = 0.1
-_PRIOR_WAITS: Final = 4.0
 
 _HEAD: Final = struct.Struct("<QdI")
 
@@ -125,21 +122,12 @@ class ReuseHistory:
     def worth(self) -> list[float]:
         """Return for each cell the worth of keeping a leaf's pages, in uses per time.
 
-        A class that was hardly seen is like the class below it, and an age that was hardly seen
-        like all others.
+        What uses have not shown is assumed, see `hazards_by_class`: with too few of them what was
+        not used longest is worth least.
         """
         used = [weight / self._weight for weight in self._used]
-        exposed = self._exposed()
-        mean = (sum(used) + _PRIOR_HAZARD * _PRIOR_WAITS) / (sum(exposed) + _PRIOR_WAITS)
-        hazards = [
-            (sum(used[age::NUM_AGES]) + _PRIOR_WAITS * mean)
-            / (sum(exposed[age::NUM_AGES]) + _PRIOR_WAITS)
-            for age in range(NUM_AGES)
-        ]
         worth: list[float] = []
-        for first in range(0, NUM_CELLS, NUM_AGES):
-            cells = slice(first, first + NUM_AGES)
-            hazards = hazards_beside(used[cells], exposed[cells], hazards)
+        for hazards in hazards_by_class(used, self._exposed(), NUM_AGES):
             worth += worth_by_age(hazards)
         return worth
 

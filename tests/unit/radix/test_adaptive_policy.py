@@ -75,6 +75,22 @@ def test_with_nothing_learnt_the_oldest_go_first() -> None:
     assert policy.pop() is None
 
 
+@pytest.mark.parametrize(("length", "capacity"), [(1, 100), (8, 24), (8, 200), (8, 2000)])
+def test_without_any_reuse_the_newest_stay(length: int, capacity: int) -> None:
+    """However many came and went meanwhile; that nobody wanted them says nothing of the newest."""
+    num_requests = max(1000, 3 * capacity // length)
+    requests = [
+        [length * number + page for page in range(length)] for number in range(num_requests)
+    ]
+    tree = make_tree()
+    for tokens in requests:
+        request(tree, tokens, capacity)
+    stored = [tree.match(RadixKey(tokens)).num_device_pages for tokens in requests]
+    num_kept = capacity // length
+    assert sum(stored[-num_kept:]) >= 0.9 * length * num_kept
+    assert stored[-num_kept // 4 :] == [length] * (num_requests - len(stored[: -num_kept // 4]))
+
+
 def test_equal_requests_give_equal_victims() -> None:
     """Nothing is random, and nothing depends on page ids or addresses."""
     trees = [make_tree(), make_tree()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -82,6 +83,23 @@ def test_nothing_waits_when_all_waits_have_ended_however_late() -> None:
     after = sum(abs(sum(cohort.waiting)) for cohort in history._cohorts)
     assert after < 0.02 * before
     assert len(history._cohorts) < 100
+
+
+@pytest.mark.parametrize("num_uses", [0, 1, 2])
+@pytest.mark.parametrize("num_waits", [100, 1000, 5000])
+def test_with_hardly_any_use_worth_falls_with_age(num_waits: int, num_uses: int) -> None:
+    """However many waits came through without one: which ages are better they do not show."""
+    history = ReuseHistory()
+    for _ in range(num_waits):
+        history.begin_wait(0, history.tick())
+    for begun in range(1, num_uses + 1):
+        history.end_wait(0, history.now, used=True)
+        history.begin_wait(1, history.tick())
+        history.begin_wait(0, begun + num_waits)
+    worth = history.worth()
+    for first in range(0, NUM_CELLS, NUM_AGES):
+        of_class = worth[first : first + NUM_AGES]
+        assert all(older < younger for younger, older in itertools.pairwise(of_class))
 
 
 def test_what_is_used_sooner_is_worth_more() -> None:
