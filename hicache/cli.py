@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130
+"""As shells say it: 128 and the number of SIGINT."""
+
 _SERVING = {"host": "127.0.0.1", "port": 0, "admin_key_file": None, "rounds": None, "pause": 2.0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status.
 
-    0 done, 1 the thing checked failed, 2 wrong usage or configuration.
+    0 done, 1 the thing checked failed, 2 wrong usage or configuration, 130 ended by Ctrl-C.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -35,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HiCacheError as error:
         _say(f"hicache: {error}")
         return 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,7 +65,10 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
             "their conversations and so is L2; then the process ends and a new one goes on from "
             "L3. Every answer is computed again without a cache and must be equal, token for token."
         ),
-        epilog="Exit status: 0 all answers equal, 1 one differs, 2 an option cannot work.",
+        epilog=(
+            "Exit status: 0 all answers equal, 1 one differs, 2 an option cannot work, 130 Ctrl-C "
+            "half way."
+        ),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
@@ -78,7 +86,11 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo.add_argument(
         "--storage",
         metavar="URL",
-        help="where L3 is, as file:DIRECTORY; it is kept (default: a temporary directory)",
+        help=(
+            "where L3 is, as file:DIRECTORY; it is kept (default: a folder in ~/.cache/hicache, "
+            "removed at the end; after a run that was killed the next one with the same options "
+            "goes on from it)"
+        ),
     )
     demo.add_argument("--write-policy", choices=_values(WritePolicy), default="adaptive")
     demo.add_argument(

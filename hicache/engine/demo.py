@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hicache.config import HiCacheConfig
+from hicache.engine.demo_folder import DemoFolder
 from hicache.engine.demo_options import DemoOptions, DemoSize
 from hicache.engine.model_config import tiny_config
 from hicache.engine.model_shards import check_split
 from hicache.engine.rank_processes import run_together
 from hicache.engine.report import DemoReport
 from hicache.engine.report_page import write_html
-from hicache.engine.report_table import format_table
+from hicache.engine.report_table import format_bytes, format_table
 from hicache.engine.weights import (
     SMOLLM2_135M,
     WeightsUnavailable,
@@ -28,9 +31,9 @@ from hicache.errors import ConfigError
 from hicache.layout import HostLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["DemoArguments", "prepare_demo", "run_demo"]
+__all__ = ["DemoArguments", "prepared_demo", "run_demo"]
 
 _SIZES: Final = {
     # L1 holds three of six conversations, L2 as many; together they need twice that.
@@ -62,7 +65,8 @@ class DemoArguments:
     Attributes:
         model: `smollm2`, or `random` for a tiny model that needs no download.
         dtype: element type of weights, activations and KV; answers are promised for `float32`.
-        storage: where L3 is, as `file:DIRECTORY`; None takes a temporary directory.
+        storage: where L3 is, as `file:DIRECTORY`; None takes a folder that is removed when the run
+            has come to its end.
         write_policy, eviction_policy: of the cache.
         prefetch_policy: likewise; None takes `adaptive`, and `wait_complete` for the tiny model.
         layout: of L2 and L3; None takes what the ranks need.
@@ -94,26 +98,27 @@ def run_demo(arguments: DemoArguments, *, say: Callable[[str], None]) -> int:
     """Run both phases, each in processes of its own, and report; returns the exit status.
 
     0 when every answer equals the one without a cache, 1 when one differs or a phase fails. None of
-    the processes is left, however this ends.
+    the processes is left, however this ends. What is stored stays for the next run of the same
+    arguments unless this one comes to its end; see `prepared_demo`.
 
     Raises:
         ConfigError: an argument cannot work.
     """
-    with tempfile.TemporaryDirectory(prefix="hicache-demo-") as name:
-        folder = Path(name)
-        options = prepare_demo(arguments, default_storage=folder / "storage", say=say)
-        options.write(folder / "options.json")
-        report = _run_phases(options, folder, say)
-    if report is None:
-        return 1
-    if arguments.json_path is not None:
-        report.write_json(arguments.json_path)
-    if arguments.html_path is not None:
-        write_html(report, arguments.html_path)
-    say(format_table(report))
-    for path in (arguments.json_path, arguments.html_path):
-        if path is not None:
-            say(f"wrote {path}")
+    with prepared_demo(arguments, say=say) as (options, folder):
+        options.write(folder.path / "options.json")
+        report = _run_phases(options, folder.path, say)
+        if report is None:
+            return 1
+        report = dataclasses.replace(report, num_pages_at_start=folder.num_pages)
+        if arguments.json_path is not None:
+            report.write_json(arguments.json_path)
+        if arguments.html_path is not None:
+            write_html(report, arguments.html_path)
+        say(format_table(report))
+        for path in (arguments.json_path, arguments.html_path):
+            if path is not None:
+                say(f"wrote {path}")
+        folder.remove()
     return 0 if report.answers_equal else 1
 
 
@@ -150,20 +155,57 @@ def _read_reports(options: DemoOptions, folder: Path, phase: str) -> DemoReport:
     return first.with_ranks(others)
 
 
-def prepare_demo(
-    arguments: DemoArguments, *, default_storage: Path, say: Callable[[str], None]
-) -> DemoOptions:
-    """Fetch what the model needs, and return what the arguments mean.
+@contextlib.contextmanager
+def prepared_demo(
+    arguments: DemoArguments, *, say: Callable[[str], None]
+) -> Iterator[tuple[DemoOptions, DemoFolder]]:
+    """Fetch what the model needs, and give what the arguments mean and a folder for the run.
+
+    L3 is in that folder where the arguments do not say. It has what a run of the same arguments has
+    stored that was killed or failed. Whoever has come to the end of the run removes the folder.
 
     Args:
         arguments: of a person.
-        default_storage: where L3 is when the arguments do not say.
-        say: takes lines for that person.
+        say: takes lines for that person, also on what becomes of L3.
 
     Raises:
         ConfigError: an argument cannot work.
     """
-    return _options(_with_weights(arguments, say), default_storage=default_storage)
+    arguments = _with_weights(arguments, say)
+    chosen = _storage_directory(arguments.storage)
+    with _folder_for(arguments, say) as folder:
+        if folder.num_pages:
+            say(
+                f"going on from what a run that did not end has stored: {folder.num_pages:,} pages "
+                f"({format_bytes(folder.num_bytes)}) in {folder.storage}"
+            )
+        yield _options(arguments, chosen or folder.storage), folder
+        if chosen is not None:
+            say(f"L3 stays in {chosen}")
+        elif not folder.path.exists():
+            say(f"removed {folder.storage}")
+
+
+@contextlib.contextmanager
+def _folder_for(arguments: DemoArguments, say: Callable[[str], None]) -> Iterator[DemoFolder]:
+    """Give the run a folder in the user's cache, or a temporary one where that cannot be."""
+    plain = dataclasses.replace(arguments, json_path=None, html_path=None)
+    name = hashlib.sha256(repr(plain).encode()).hexdigest()[:16]
+    try:
+        folder = DemoFolder(default_cache_dir(), name=name)
+    except OSError as error:
+        say(f"{error}: a run that is killed cannot be continued")
+        with (
+            tempfile.TemporaryDirectory(prefix="hicache-demo-") as root,
+            contextlib.closing(DemoFolder(Path(root), name=name)) as folder,
+        ):
+            yield folder
+        return
+    try:
+        yield folder
+    finally:
+        if folder.close():
+            say(f"L3 stays in {folder.storage}; the next run with the same options goes on from it")
 
 
 def _with_weights(arguments: DemoArguments, say: Callable[[str], None]) -> DemoArguments:
@@ -183,8 +225,7 @@ def _with_weights(arguments: DemoArguments, say: Callable[[str], None]) -> DemoA
     return arguments
 
 
-def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
-    directory = _storage_directory(arguments.storage) or default_storage
+def _options(arguments: DemoArguments, storage: Path) -> DemoOptions:
     revision = SMOLLM2_135M.sha256[:16] if arguments.model == "smollm2" else str(arguments.seed)
     layout, num_head_groups = _layout(arguments)
     # The tiny model computes faster than anything can be moved, and is there to show the cache.
@@ -199,7 +240,7 @@ def _options(arguments: DemoArguments, *, default_storage: Path) -> DemoOptions:
             "host": {"layout": layout, "ratio": 1.15},
             "storage": {
                 "backend": "file",
-                "extra_config": {"path": str(directory)},
+                "extra_config": {"path": str(storage)},
                 "model_name": arguments.model,
                 "weights_revision": revision,
                 "tp_lcm_size": num_head_groups,

@@ -222,6 +222,7 @@ class DemoReport:
         restart_logit_difference: where the model is split over other ranks after the restart, by
             how much a logit of the same prompt, computed without a cache, differs then at most,
             because they add in another order. None where it is not, or before the restart.
+        num_pages_at_start: pages in L3 of a run that did not end, from which this one goes on.
     """
 
     model: str
@@ -232,6 +233,7 @@ class DemoReport:
     differences: tuple[AnswerDifference, ...] = ()
     counters: Mapping[str, float] = dataclasses.field(default_factory=dict)
     restart_logit_difference: float | None = None
+    num_pages_at_start: int = 0
 
     @property
     def answers_equal(self) -> bool:
@@ -274,6 +276,7 @@ class DemoReport:
             restart_logit_difference=(
                 self.restart_logit_difference if difference is None else difference
             ),
+            num_pages_at_start=self.num_pages_at_start + later.num_pages_at_start,
         )
 
     def with_ranks(self, others: Sequence[DemoReport]) -> DemoReport:
@@ -317,6 +320,7 @@ class DemoReport:
             "totals": {name: dataclasses.asdict(totals) for name, totals in self.totals.items()},
             "counters": dict(self.counters),
             "restart_logit_difference": self.restart_logit_difference,
+            "num_pages_at_start": self.num_pages_at_start,
         }
 
     @classmethod
@@ -341,6 +345,7 @@ class DemoReport:
                 differences=tuple(_read_difference(item) for item in data["differences"]),
                 counters=data["counters"],
                 restart_logit_difference=data["restart_logit_difference"],
+                num_pages_at_start=data["num_pages_at_start"],
             )
         except (AttributeError, InvariantViolation, KeyError, TypeError, ValueError) as error:
             raise ConfigError(

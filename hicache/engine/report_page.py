@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hicache.engine.report import replace_file
 from hicache.engine.report_plots import COLORS, plot_movements, plot_times, plot_tokens
 from hicache.engine.report_table import (
+    continued_note,
     format_bytes,
     format_factor,
     format_ms,
@@ -59,6 +60,7 @@ def render_html(report: DemoReport) -> str:
         report=report,
         totals=report.totals,
         restart_note=restart_note(report),
+        continued_note=continued_note(report),
         movements=report.movements.by_name(),
         colors=COLORS,
         plots={

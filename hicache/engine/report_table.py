@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hicache.engine.report import DemoReport, TurnReport, TurnTotals
 
 __all__ = [
+    "continued_note",
     "format_bytes",
     "format_factor",
     "format_ms",
@@ -33,7 +34,7 @@ def format_table(report: DemoReport) -> str:
     """Return the report as aligned plain text without a trailing newline.
 
     One row per turn with tokens by origin and time to first token, then totals and medians, bytes
-    moved, whether the answers are equal, and `restart_note`.
+    moved, whether the answers are equal, `restart_note` and `continued_note`.
     """
     totals = report.totals
     moved = [
@@ -50,6 +51,7 @@ def format_table(report: DemoReport) -> str:
     closing = (
         f"answers: {verdict} ({unequal} of {len(report.turns)} differ)",
         restart_note(report),
+        continued_note(report),
     )
     return "\n\n".join(
         [
@@ -77,6 +79,19 @@ def restart_note(report: DemoReport) -> str:
     return (
         f"logits of the same prompt differ by {difference:.1e} at most after the restart, because "
         "the model is split over other ranks then, whose sums are rounded otherwise"
+    )
+
+
+def continued_note(report: DemoReport) -> str:
+    """Return what L3 had when the run began; empty where it had nothing.
+
+    Prompts of the first turns are found then, and so more than a run by itself would find.
+    """
+    if not report.num_pages_at_start:
+        return ""
+    return (
+        f"L3 had {report.num_pages_at_start:,} pages of a run that did not end when this one "
+        "began, so more is found than by a run from an empty L3"
     )
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shlex
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hicache.engine.demo import prepare_demo
+from hicache.engine.demo import prepared_demo
 from hicache.engine.demo_rounds import ConversationRounds
 from hicache.errors import ConfigError
 from hicache.server.access import AdminKey, require_safe_address
@@ -20,6 +18,7 @@ from hicache.server.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from hicache.engine.demo import DemoArguments
     from hicache.engine.demo_options import DemoOptions
@@ -62,13 +61,14 @@ def run_serving_demo(
     key = None if serve.admin_key_file is None else AdminKey.read(serve.admin_key_file)
     # Before the model is fetched.
     require_safe_address(serve.host, key)
-    with tempfile.TemporaryDirectory(prefix="hicache-demo-") as folder:
-        options = prepare_demo(demo, default_storage=Path(folder) / "storage", say=say)
+    with prepared_demo(demo, say=say) as (options, folder):
         rounds = ConversationRounds(options)
         try:
-            return _serve(rounds, options, serve, key, say)
+            _serve(rounds, options, serve, key, say)
         finally:
             rounds.close()
+        folder.remove()
+    return 0
 
 
 def _serve(
@@ -77,7 +77,7 @@ def _serve(
     serve: ServeArguments,
     key: AdminKey | None,
     say: Callable[[str], None],
-) -> int:
+) -> None:
     store = options.cache.storage
     assert store is not None
     mailbox = Mailbox()
@@ -102,7 +102,6 @@ def _serve(
             say("stopping")
         finally:
             mailbox.close()
-    return 0
 
 
 def _welcome(url: str, options: DemoOptions, serve: ServeArguments) -> str:

@@ -15,6 +15,8 @@ from hicache.engine.weights import WeightsUnavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 def test_the_demo_finds_its_kv_in_every_tier_and_answers_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

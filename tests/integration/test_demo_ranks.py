@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GUARD_SECONDS = 120.0
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

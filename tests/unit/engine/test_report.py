@@ -21,6 +21,7 @@ from hicache.engine.report import (
     TurnTotals,
 )
 from hicache.engine.report_table import (
+    continued_note,
     format_bytes,
     format_factor,
     format_ms,
@@ -86,6 +87,7 @@ reports = st.builds(
     ).map(tuple),
     counters=counters,
     restart_logit_difference=st.none() | seconds,
+    num_pages_at_start=st.integers(0, 9999),
 )
 
 
@@ -108,7 +110,7 @@ def test_the_json_has_the_published_keys() -> None:
     data: dict[str, Any] = make_report(make_turn()).to_json()
     assert list(data) == [
         "answers_equal", "model", "config", "machine", "turns", "movements",
-        "differences", "totals", "counters", "restart_logit_difference",
+        "differences", "totals", "counters", "restart_logit_difference", "num_pages_at_start",
     ]  # fmt: skip
     more_keys = ["answer_tokens", "answer_equal", "text", "delayed_hit_tokens"]
     assert list(data["turns"][0]) == [*TURN_KEYS, *more_keys]
@@ -213,6 +215,15 @@ def test_the_rounding_of_other_ranks_after_a_restart_is_said() -> None:
     assert "differ by 2.5e-05 at most" in restart_note(report)
     assert format_table(report).endswith(restart_note(report))
     assert report.merge(report).restart_logit_difference == 2.5e-5
+
+
+def test_what_an_earlier_run_had_stored_is_said() -> None:
+    report = make_report(make_turn())
+    assert continued_note(report) == ""
+    continued = make_report(make_turn(), num_pages_at_start=1234)
+    assert "L3 had 1,234 pages of a run that did not end" in continued_note(continued)
+    assert format_table(continued).endswith(continued_note(continued))
+    assert continued.merge(report).num_pages_at_start == 1234
 
 
 @pytest.mark.parametrize("origin", ORIGINS)

@@ -130,6 +130,12 @@ def test_the_page_has_every_turn_and_three_plots(text: str) -> None:
     assert ["write", "1.07 GB", "0.500", "2.15 GB/s"] in page.rows
 
 
+def test_pages_of_an_earlier_run_are_said_where_there_were_any(text: str) -> None:
+    continued = render_html(make_report(make_turns(1, 2), num_pages_at_start=1234))
+    assert "L3 had 1,234 pages of a run that did not end" in continued
+    assert "that did not end" not in text
+
+
 @pytest.mark.parametrize("size", [(0, 0), (1, 2), (15, 4)])
 def test_a_report_of_any_length_makes_a_valid_page(size: tuple[int, int]) -> None:
     page = Page(render_html(make_report(make_turns(*size), movements=Movements())))
