@@ -10,7 +10,13 @@ from hicache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["find_class"]
+__all__ = ["find_class", "is_class_path"]
+
+
+def is_class_path(text: str) -> bool:
+    """Whether a text has the form `module.path:ClassName`; `find_class` imports nothing else."""
+    module_path, _, class_name = text.partition(":")
+    return all(part.isidentifier() for part in (*module_path.split("."), class_name))
 
 
 def find_class(name: str, known: Mapping[str, Any], *, what: str) -> Any:
@@ -27,12 +33,12 @@ def find_class(name: str, known: Mapping[str, Any], *, what: str) -> Any:
     """
     if name in known:
         return known[name]
-    module_path, colon, class_name = name.partition(":")
-    if not (module_path and colon and class_name):
+    if not is_class_path(name):
         raise ConfigError(
             f"there is no {what} {name!r}; give one of {', '.join(known)}, or "
             "module.path:ClassName of your own"
         )
+    module_path, _, class_name = name.partition(":")
     try:
         return getattr(importlib.import_module(module_path), class_name)
     except Exception as error:  # To import is to run, so anything can go wrong.

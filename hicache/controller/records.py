@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from hicache.storage.circuit_breaker import CircuitState
     from hicache.storage.instrumented import StorageSnapshot
+    from hicache.storage.retrying import RetryCounts
     from hicache.storage.wrapper import StorageVerb
     from hicache.types import IntArray, NodeId, OperationId, PageHash, PageOutcome
 
@@ -184,11 +185,17 @@ class StorageReport:
         num_abandoned_calls: past their deadline and not returned.
         snapshot: what its backend has done and how it is; None without a store.
         circuits: whether calls reach the backend, where something decides that.
+        retries: what came of trying again; None where nothing does.
+        fill_outcomes: pages that tiers were given after a read of a slower one, by outcome.
+        tiers: what each tier has done and how it is, by name, where the backend has tiers.
     """
 
     num_abandoned_calls: int = 0
     snapshot: StorageSnapshot | None = None
     circuits: Mapping[StorageVerb, CircuitState] = dataclasses.field(default_factory=dict)
+    retries: RetryCounts | None = None
+    fill_outcomes: Mapping[PageOutcome, int] = dataclasses.field(default_factory=dict)
+    tiers: Mapping[str, StorageSnapshot] = dataclasses.field(default_factory=dict)
 
 
 StorageResult: TypeAlias = QueryResult | PagesResult

@@ -21,12 +21,11 @@ from hicache.controller.records import (
 from hicache.controller.shards import stores_pages
 from hicache.controller.storage_work import StorageContext, create_work
 from hicache.controller.store_opening import StoreOpener
+from hicache.controller.store_report import report_on
 from hicache.controller.workers import ThreadExecutor
 from hicache.errors import HiCacheError, StorageError, StorageTimeout
 from hicache.storage import Piece
-from hicache.storage.circuit_breaker import CircuitBreakerStorage
 from hicache.storage.instrumented import InstrumentedStorage
-from hicache.storage.wrapper import storage_layers
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
@@ -258,16 +257,7 @@ class StorageTier:
         """Return how the store does, from what was noted of its calls: asks no backend."""
         if self._backend is None:
             return StorageReport()
-        circuits = [
-            one.states()
-            for one in storage_layers(self._backend)
-            if isinstance(one, CircuitBreakerStorage)
-        ]
-        return StorageReport(
-            num_abandoned_calls=self.num_abandoned_calls,
-            snapshot=self._backend.snapshot(),
-            circuits=circuits[0] if circuits else {},
-        )
+        return report_on(self._backend, num_abandoned_calls=self.num_abandoned_calls)
 
     def submit(self, job: StorageJob) -> None:
         """Queue a job; without a store it ends at once, with nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hicache.metrics import CacheSnapshot, CallUse, MovementUse, PoolUse, StoreUse
+from hicache.metrics import CacheSnapshot, CallUse, MovementUse, PoolUse, StoreUse, TierUse
 from hicache.storage.instrumented import HealthState
 from hicache.storage.latency import LATENCY_BOUNDS_SECONDS
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hicache.controller import StorageStatus
     from hicache.hiradix_cache.cache import HiRadixCache
     from hicache.pools import Allocator
-    from hicache.storage.instrumented import VerbSnapshot
+    from hicache.storage.instrumented import StorageSnapshot, VerbSnapshot
 
 __all__ = ["snapshot_of"]
 
@@ -58,17 +58,29 @@ def _pool(allocator: Allocator, page_size: int, num_cached_tokens: int) -> PoolU
 
 def _store(status: StorageStatus) -> StoreUse:
     report = status.report
-    snapshot = report.snapshot
+    snapshot, retries = report.snapshot, report.retries
+    whole = None if snapshot is None else _tier(snapshot)
     return StoreUse(
         state=status.state.value,
         backend=status.backend,
         model_name=status.model_name,
-        healthy=None if snapshot is None else snapshot.health.state is HealthState.GREEN,
+        healthy=None if whole is None else whole.healthy,
         num_abandoned_calls=report.num_abandoned_calls,
         circuits={verb.value: circuit.value for verb, circuit in report.circuits.items()},
-        calls={}
-        if snapshot is None
-        else {verb.value: _calls(one) for verb, one in snapshot.verbs.items()},
+        calls={} if whole is None else whole.calls,
+        figures={} if whole is None else whole.figures,
+        num_retries=None if retries is None else retries.num_attempts,
+        num_recovered_pages=None if retries is None else retries.num_recovered_pages,
+        fill_pages={outcome.value: count for outcome, count in report.fill_outcomes.items()},
+        tiers={name: _tier(one) for name, one in report.tiers.items()},
+    )
+
+
+def _tier(snapshot: StorageSnapshot) -> TierUse:
+    return TierUse(
+        healthy=snapshot.health.state is HealthState.GREEN,
+        calls={verb.value: _calls(one) for verb, one in snapshot.verbs.items()},
+        figures=snapshot.figures.known(),
     )
 
 

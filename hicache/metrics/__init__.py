@@ -3,6 +3,13 @@
 The form is in `hicache.metrics.prometheus`, which needs `prometheus_client`; nothing else does.
 """
 
-from hicache.metrics.snapshot import CacheSnapshot, CallUse, MovementUse, PoolUse, StoreUse
+from hicache.metrics.snapshot import (
+    CacheSnapshot,
+    CallUse,
+    MovementUse,
+    PoolUse,
+    StoreUse,
+    TierUse,
+)
 
-__all__ = ["CacheSnapshot", "CallUse", "MovementUse", "PoolUse", "StoreUse"]
+__all__ = ["CacheSnapshot", "CallUse", "MovementUse", "PoolUse", "StoreUse", "TierUse"]

@@ -6,29 +6,24 @@ bytes, seconds, pages or calls and stand in the name.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from hicache.metrics.families import counter, gauge
+from hicache.metrics.store_families import store_families
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client.core import Metric
 
-    from hicache.metrics.snapshot import CacheSnapshot, StoreUse
+    from hicache.metrics.snapshot import CacheSnapshot
 
 __all__ = ["HiCacheCollector", "exposition"]
-
-_STORE_STATES = ("detached", "attached", "detaching")
-_CIRCUIT_CLOSED = "closed"
 
 
 class _Moved(NamedTuple):
@@ -72,8 +67,7 @@ class HiCacheCollector(Collector):
         yield from _prompts(snapshot)
         yield from _movements(snapshot)
         yield from _events(snapshot)
-        yield from _store(snapshot.store)
-        yield from _calls(snapshot.store)
+        yield from store_families(snapshot.store)
 
 
 def exposition(snapshot: CacheSnapshot, accept: str = "") -> tuple[bytes, str]:
@@ -87,22 +81,6 @@ def exposition(snapshot: CacheSnapshot, accept: str = "") -> tuple[bytes, str]:
     registry.register(HiCacheCollector(lambda: snapshot))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
-
-
-def _counter(name: str, text: str, label: str, values: dict[str, float]) -> CounterMetricFamily:
-    """Return a counter with a value for each value of a label."""
-    family = CounterMetricFamily(f"hicache_{name}", text, labels=[label])
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family
-
-
-def _gauge(name: str, text: str, label: str, values: dict[str, float]) -> GaugeMetricFamily:
-    """Return a gauge with a value for each value of a label."""
-    family = GaugeMetricFamily(f"hicache_{name}", text, labels=[label])
-    for value, number in values.items():
-        family.add_metric([value], number)
-    return family
 
 
 def _pools(snapshot: CacheSnapshot) -> Iterator[Metric]:
@@ -151,7 +129,7 @@ def _prompts(snapshot: CacheSnapshot) -> Iterator[Metric]:
         "hicache_cached_tokens_total divided by the increase of this.",
         value=snapshot.num_prompt_tokens,
     )
-    yield _counter(
+    yield counter(
         "cached_tokens",
         "Of the prompt tokens, those that were not computed, by the tier that had them.",
         "cache_source",
@@ -180,7 +158,7 @@ def _movements(snapshot: CacheSnapshot) -> Iterator[Metric]:
             "it are the bandwidth of one copy or call.",
             value=use.seconds,
         )
-    yield _gauge(
+    yield gauge(
         "in_flight_operations",
         "Movements that have not ended, queued ones included. One that stays high is a tier that "
         "is too slow for the load.",
@@ -206,90 +184,20 @@ def _events(snapshot: CacheSnapshot) -> Iterator[Metric]:
         pages = {label: events.pop(name, 0) for name, label in labels.items()}
         return {label: count * snapshot.page_size for label, count in pages.items()}
 
-    yield _counter(
+    yield counter(
         "evicted_tokens", "Tokens that made room for others.", "tier", tokens_of(_EVICTED)
     )
-    yield _counter(
+    yield counter(
         "dropped_tokens",
         "Tokens that were to be copied to L2 and were not, because nothing there could make room.",
         "reason",
         tokens_of(_DROPPED),
     )
-    yield _counter(
+    yield counter(
         "events",
         "What else has happened, by name: requests to storage that were not made and why "
         "(prefetch_*, no_host_anchor, persist_*), loads without room (load_back_no_memory), pages "
         "of writes that nobody wanted any more (abandoned_write_pages).",
         "event",
         {name: float(count) for name, count in events.items()},
-    )
-
-
-def _store(store: StoreUse) -> Iterator[Metric]:
-    info = GaugeMetricFamily(
-        "hicache_storage_info",
-        "1 for the store that is attached, or was and still has a call under way.",
-        labels=["backend", "model_name"],
-    )
-    if store.backend is not None and store.model_name is not None:
-        info.add_metric([store.backend, store.model_name], 1)
-    yield info
-    yield _gauge(
-        "storage_state",
-        "1 for the state of L3. While it is detaching, a call to it hangs and nothing new begins.",
-        "state",
-        {state: state == store.state for state in _STORE_STATES},
-    )
-    healthy = GaugeMetricFamily(
-        "hicache_storage_healthy",
-        "1 while L3 does its work. At 0 its calls fail: hits are lost, requests are served.",
-    )
-    if store.healthy is not None:
-        healthy.add_metric([], store.healthy)
-    yield healthy
-    yield _gauge(
-        "storage_circuit_open",
-        "1 while calls of this kind do not reach L3, because too many failed in a row.",
-        "call",
-        {call: state != _CIRCUIT_CLOSED for call, state in store.circuits.items()},
-    )
-    yield GaugeMetricFamily(
-        "hicache_storage_abandoned_calls",
-        "Calls to L3 past their deadline that have not returned. Each keeps a thread and its "
-        "memory.",
-        value=store.num_abandoned_calls,
-    )
-
-
-def _calls(store: StoreUse) -> Iterator[Metric]:
-    durations = HistogramMetricFamily(
-        "hicache_storage_call_duration_seconds",
-        "How long calls to L3 took, since it was attached.",
-        labels=["call"],
-    )
-    pages = CounterMetricFamily(
-        "hicache_storage_call_pages",
-        "Pages that calls to L3 were asked for, by outcome, since it was attached.",
-        labels=["call", "outcome"],
-    )
-    for call, use in store.calls.items():
-        bounds = [*(repr(bound) for bound in use.duration_bounds_seconds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(use.durations), strict=True))
-        durations.add_metric([call], buckets, sum_value=use.total_seconds)
-        for outcome, count in use.pages.items():
-            pages.add_metric([call, outcome], count)
-    yield durations
-    yield pages
-    yield _counter(
-        "storage_call_bytes",
-        "Bytes that calls to L3 moved, since it was attached.",
-        "call",
-        {call: use.num_bytes for call, use in store.calls.items()},
-    )
-    yield _counter(
-        "storage_broken_calls",
-        "Calls to L3 that raised or answered with nonsense, since it was attached: its backend "
-        "has a bug.",
-        "call",
-        {call: use.num_broken_calls for call, use in store.calls.items()},
     )

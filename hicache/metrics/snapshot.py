@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CacheSnapshot", "CallUse", "MovementUse", "PoolUse", "StoreUse"]
+__all__ = ["CacheSnapshot", "CallUse", "MovementUse", "PoolUse", "StoreUse", "TierUse"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,21 @@ class CallUse:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TierUse:
+    """One tier of a store that has several.
+
+    Attributes:
+        healthy: whether it does its work.
+        calls: by verb, fills included.
+        figures: see `StoreUse`.
+    """
+
+    healthy: bool
+    calls: Mapping[str, CallUse]
+    figures: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreUse:
     """The store.
 
@@ -78,6 +93,11 @@ class StoreUse:
         num_abandoned_calls: past their deadline and not returned.
         circuits: `closed`, `open` or `half_open`, by verb.
         calls: by verb.
+        figures: of the store itself by name, those that its backend knows, as of its newest call.
+        num_retries: further calls after one whose pages had failed; None where nothing retries.
+        num_recovered_pages: that were good after one; likewise.
+        fill_pages: that tiers were given after a read of a slower one, by outcome.
+        tiers: by name; empty where the store is one.
     """
 
     state: str
@@ -87,6 +107,11 @@ class StoreUse:
     num_abandoned_calls: int
     circuits: Mapping[str, str]
     calls: Mapping[str, CallUse]
+    figures: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    num_retries: int | None = None
+    num_recovered_pages: int | None = None
+    fill_pages: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    tiers: Mapping[str, TierUse] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

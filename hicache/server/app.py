@@ -91,7 +91,9 @@ class _Api:
         wanted = AttachRequest.from_json(await _read_body(request))
         if wanted.runs_code and self._admin_key is None:
             raise HTTPException(
-                403, "the backend 'dynamic' runs code that the request names: it needs an admin key"
+                403,
+                "the request names code to be run, by the backend 'dynamic' or a text of the form "
+                "module:Class: it needs an admin key",
             )
         return await self._do(lambda: self._admin.attach(wanted))
 

@@ -7,11 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hicache.class_paths import is_class_path
 from hicache.config import HiCacheConfig, load_mapping
 from hicache.controller import StoragePolicies
 from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hicache.config import StorageConfig
 
 __all__ = ["AttachRequest"]
@@ -83,8 +86,13 @@ class AttachRequest:
 
     @property
     def runs_code(self) -> bool:
-        """Whether it names code to be run, by itself or in one of its tiers."""
-        return self.backend == _RUNS_CODE or _RUNS_CODE in _texts(self.extra_config)
+        """Whether it names code to be run, which is: to be imported.
+
+        Any text in it may, at any depth, whatever option it stands for: which options are class
+        paths is for each backend to say, and this must hold for those that are yet to be written.
+        """
+        said = [self.backend, self.extra_config, self.policies, self.prefetch]
+        return any(text == _RUNS_CODE or is_class_path(text) for text in _texts(said))
 
     def storage_config(
         self, attached: StorageConfig | None, started_with: StorageConfig
@@ -136,12 +144,14 @@ def _read_extra_config(value: object) -> dict[str, object]:
     return {name: inner for name, inner in value.items() if name != _WITHOUT_EFFECT}
 
 
-def _texts(value: object) -> set[str]:
-    """Return every text in a nest of options."""
-    if isinstance(value, str):
-        return {value}
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
-        return set()
-    return set().union(*map(_texts, value))
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in a nest of options, their names too."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value

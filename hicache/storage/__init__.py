@@ -11,6 +11,7 @@ from hicache.storage.base import (
     Page,
     Piece,
     StorageCapabilities,
+    StorageFigures,
     StorageStats,
 )
 from hicache.storage.factory import StorageBackendFactory
@@ -23,5 +24,6 @@ __all__ = [
     "Piece",
     "StorageBackendFactory",
     "StorageCapabilities",
+    "StorageFigures",
     "StorageStats",
 ]

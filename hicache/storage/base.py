@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from hicache.clock import Clock, MonotonicClock
 from hicache.config import RankPlacement
-from hicache.errors import ConfigError
+from hicache.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ __all__ = [
     "Page",
     "Piece",
     "StorageCapabilities",
+    "StorageFigures",
     "StorageStats",
 ]
 
@@ -142,7 +143,8 @@ class StorageStats:
         set_outcomes: pages that writes were asked for, by outcome.
         read_bytes: payload of the pages read with outcome `OK`.
         written_bytes: payload of the pages written with outcome `OK`.
-        last_error: the newest error behind an outcome `FAILED` or `NO_SPACE`, for people.
+        last_error: the newest error behind an outcome `FAILED` or `NO_SPACE`, or behind a look-up
+            that raised, for people.
     """
 
     get_outcomes: Mapping[PageOutcome, int]
@@ -152,6 +154,40 @@ class StorageStats:
     last_error: str | None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageFigures:
+    """How a store is, as far as its backend can tell; None is what it does not know or have.
+
+    A store can be shared: space and evictions are those of the whole of it.
+
+    Attributes:
+        used_bytes: space that it takes.
+        limit_bytes: that it may take.
+        spare_bytes: free space around it above what it leaves free; below 0 it has to shrink.
+        num_pages: of this namespace that are stored.
+        num_evicted_pages: that were given up to make room.
+        num_index_rebuilds: how often this process had to make its index anew.
+        num_direct_refusals: how often direct I/O was refused to this instance.
+    """
+
+    used_bytes: int | None = None
+    limit_bytes: int | None = None
+    spare_bytes: int | None = None
+    num_pages: int | None = None
+    num_evicted_pages: int | None = None
+    num_index_rebuilds: int | None = None
+    num_direct_refusals: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.known().items():
+            if type(value) is not int:
+                raise StorageError(f"{name} of a store must be an int, got {type(value).__name__}")
+
+    def known(self) -> dict[str, int]:
+        """Return those that are not None, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 class HiCacheStorage(ABC):
     """An L3 backend: keeps the pages of one namespace.
 
@@ -159,9 +195,10 @@ class HiCacheStorage(ABC):
     lock while it waits for I/O. Page memory belongs to the call until it returns, also past the
     deadline.
 
-    Errors: what can go wrong with data, disk or network is an outcome of a page. Exceptions are
-    for misuse: `StorageError` for batches whose lengths do not agree, keys that are not hashes and
-    pages that are not `page_bytes` long; `ClosedError` after `close`.
+    Errors: what can go wrong with data, disk or network is an outcome of a page; a look-up, which
+    has no outcomes, raises `StorageError` for it. Other exceptions are for misuse: `StorageError`
+    for batches whose lengths do not agree, keys that are not hashes and pages that are not
+    `page_bytes` long; `ClosedError` after `close`.
 
     Deadlines are absolute seconds on the config's clock. They are checked between pages: at or
     after the deadline no page is begun and those left are `TIMEOUT`.
@@ -185,6 +222,11 @@ class HiCacheStorage(ABC):
         """Return how many leading pages are stored, stopping at the first that is not.
 
         A belief, not a promise: a page found here can be gone, or prove damaged, when it is read.
+
+        Raises:
+            StorageError: nobody can tell, because disk, network or server fail. Whoever asks goes
+                on without the pages, as if they were not stored; but "0" would say that the backend
+                is well.
         """
 
     @abstractmethod
@@ -261,10 +303,18 @@ class HiCacheStorage(ABC):
     def stats(self) -> StorageStats:
         """Return counters as they are now; works after `close` as well."""
 
+    def figures(self) -> StorageFigures:
+        """Return how the store is now; unless a backend says so, nothing is known.
+
+        Asked after calls, in their threads: it must be cheap and wait for nobody. It raises nothing
+        for what happens to disk or network, and works after `close` as well.
+        """
+        return StorageFigures()
+
     @abstractmethod
     def close(self) -> None:
         """Release what this instance holds; the pages stay where they are.
 
         Idempotent; does not wait for calls in flight, which end by themselves. Afterwards every
-        call but `stats` and `close` raises `ClosedError`.
+        call but `stats`, `figures` and `close` raises `ClosedError`.
         """

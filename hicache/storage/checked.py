@@ -28,7 +28,8 @@ class CheckedStorage(HiCacheStorage):
 
     A subclass supplies `_count_leading`, `_read_pages`, `_write_pages` and `_clear_pages`. They get
     sound arguments, are called from several threads at once, and answer with outcomes; they never
-    raise for what happens to data, but report the error behind a failure to `_note_error`.
+    raise for what happens to data, but report the error behind a failure to `_note_error`. The
+    first, which has no outcomes, reports it and raises `StorageError`.
     """
 
     def __init__(self, config: HiCacheStorageConfig) -> None:
@@ -43,7 +44,11 @@ class CheckedStorage(HiCacheStorage):
 
     @abstractmethod
     def _count_leading(self, keys: Sequence[PageHash]) -> int:
-        """Return how many leading pages seem to be stored."""
+        """Return how many leading pages seem to be stored.
+
+        Raises:
+            StorageError: nobody can tell at present.
+        """
 
     @abstractmethod
     def _read_pages(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import threading
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from hicache.storage.answers import count_outcomes, is_page_count, read_failed, write_failed
+from hicache.errors import StorageError
+from hicache.storage.answers import (
+    count_outcomes,
+    error_text,
+    is_page_count,
+    read_failed,
+    write_failed,
+)
 from hicache.storage.wrapper import StorageVerb, StorageWrapper
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hicache.clock import Clock
     from hicache.storage.base import HiCacheStorage, Page
@@ -53,6 +60,7 @@ class _Circuit:
         self._num_failures = 0
         self._cool_at = 0.0
         self._probing = False
+        self._last_error: str | None = None
 
     @property
     def state(self) -> CircuitState:
@@ -67,6 +75,12 @@ class _Circuit:
         with self._lock:
             return self._num_failures < self._max_failures or self._is_cool()
 
+    @property
+    def last_error(self) -> str | None:
+        """Why the newest failing call failed, if anybody knows."""
+        with self._lock:
+            return self._last_error
+
     def begin(self) -> bool:
         """Let a call through, whose `end` is to follow, or not."""
         with self._lock:
@@ -79,11 +93,12 @@ class _Circuit:
             self._probing = True
             return True
 
-    def end(self, failed: bool | None) -> None:
+    def end(self, failed: bool | None, *, error: str | None = None) -> None:
         """Take the result of a call that was let through; `None` says nothing about the backend."""
         with self._lock:
             self._probing = False
             if failed:
+                self._last_error = error
                 self._num_failures += 1
                 self._cool_at = self._clock.now() + self._cooldown_seconds
             elif failed is not None:
@@ -97,14 +112,16 @@ class CircuitBreakerStorage(StorageWrapper):
     """Answers by itself, at once, while the backend is known to fail.
 
     A call fails when it raises, for whatever reason, when its answer is none, or when a page is
-    `FAILED` or `TIMEOUT`. `max_failures` calls of one verb in a row open the circuit of that verb:
-    `batch_exists` then finds nothing, pages are `FAILED`. After `cooldown_seconds` one call is let
-    through; a good one closes the circuit, another begins the next cool-down. A call whose deadline
-    had passed before it began, and an empty batch, say nothing.
+    `FAILED` or `TIMEOUT`, or has `NO_SPACE` and no other was stored either: a store that is full
+    keeps the beginning of a prompt and needs no rest. `max_failures` calls of one verb in a row
+    open the circuit of that verb: `batch_exists` then raises `StorageError`, as nobody can tell,
+    and pages are `FAILED`. After `cooldown_seconds` one call is let through; a good one closes the
+    circuit, another begins the next cool-down. A call whose deadline had passed before it began,
+    and an empty batch, say nothing.
 
     Each verb has a circuit of its own, because a backend that no longer reads may still answer
     `batch_exists` from memory, and one that is read-only still reads. Yet pages that cannot be read
-    are not found either: while the circuit of `batch_get` lets nothing through, `batch_exists`
+    are not looked for either: while the circuit of `batch_get` lets nothing through, `batch_exists`
     does not. `clear`, which only a person asks for, always reaches the backend. Thread-safe.
     """
 
@@ -136,12 +153,12 @@ class CircuitBreakerStorage(StorageWrapper):
     def batch_exists(self, keys: Sequence[PageHash]) -> int:
         """See `HiCacheStorage.batch_exists`."""
         if not (self._circuits[StorageVerb.GET].admits or self._closed):
-            return 0
+            self._refuse_look_up(StorageVerb.GET)
         return self._guard(
             StorageVerb.EXISTS,
             lambda: self._inner.batch_exists(keys),
-            failed=lambda found: not is_page_count(found, len(keys)),
-            refusal=lambda: 0,
+            failed=lambda found: _judge_count(found, len(keys)),
+            refusal=lambda: self._refuse_look_up(StorageVerb.EXISTS),
         )
 
     def batch_get(
@@ -189,7 +206,7 @@ class CircuitBreakerStorage(StorageWrapper):
             counts = count_outcomes(answer, num_pages)
             if counts is None:
                 return True
-            return None if says_nothing else bool(_FAILURES & counts.keys())
+            return None if says_nothing else _has_failed(counts)
 
         return failed
 
@@ -206,8 +223,28 @@ class CircuitBreakerStorage(StorageWrapper):
             return refusal()
         try:
             answer = call()
-        except BaseException:
-            circuit.end(failed=True)
+        except BaseException as error:
+            circuit.end(failed=True, error=error_text(error))
             raise
-        circuit.end(failed(answer))
+        has_failed = failed(answer)
+        circuit.end(has_failed, error=self._newest_error() if has_failed else None)
         return answer
+
+    def _refuse_look_up(self, verb: StorageVerb) -> NoReturn:
+        error = self._circuits[verb].last_error
+        raise StorageError(
+            f"not asked for a while, as {verb.value} failed again and again"
+            + (f" ({error})" if error else "")
+        )
+
+
+def _judge_count(found: object, num_keys: int) -> bool | None:
+    """Return whether the answer to a look-up is a failure."""
+    if not is_page_count(found, num_keys):
+        return True
+    return False if num_keys else None
+
+
+def _has_failed(counts: Mapping[PageOutcome, int]) -> bool:
+    is_full = PageOutcome.NO_SPACE in counts and PageOutcome.OK not in counts
+    return is_full or bool(_FAILURES & counts.keys())

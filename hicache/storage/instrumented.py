@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hicache.storage.answers import count_outcomes, error_text, is_page_count
+from hicache.storage.base import StorageFigures
 from hicache.storage.latency import LatencyRecorder
 from hicache.storage.wrapper import StorageVerb, StorageWrapper
 from hicache.types import PageOutcome
@@ -44,7 +45,8 @@ class StorageHealth:
     Attributes:
         state: red when one of its verbs is.
         since_seconds: when the state began, on the backend's clock.
-        last_error: the newest error, for people; stays when the state is green again.
+        last_error: the newest error, for people; stays when the state is green again. It can be
+            one that no call failed by, such as that of a tier in front of others.
     """
 
     state: HealthState
@@ -74,10 +76,17 @@ class VerbSnapshot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StorageSnapshot:
-    """What a backend has done, and how it is."""
+    """What a backend has done, and how it is.
+
+    Attributes:
+        verbs: the calls so far, by verb.
+        health: see `StorageHealth`.
+        figures: of its store, after the newest call that moved or removed pages.
+    """
 
     verbs: Mapping[StorageVerb, VerbSnapshot]
     health: StorageHealth
+    figures: StorageFigures = dataclasses.field(default_factory=StorageFigures)
 
 
 class _VerbRecord:
@@ -139,9 +148,14 @@ class InstrumentedStorage(StorageWrapper):
         self._records = {verb: _VerbRecord() for verb in StorageVerb}
         self._green_since = clock.now()
         self._last_error: str | None = None
+        # What the backend told when it was last asked.
+        self._told: str | None = None
+        self._figures = StorageFigures()
+        # Held while the backend is asked, so that of two answers the later one stays.
+        self._figures_lock = threading.Lock()
 
     def snapshot(self) -> StorageSnapshot:
-        """Return everything as it is now."""
+        """Return everything as it was noted; asks nobody, so it waits for no call."""
         with self._lock:
             reds = [one.red_since for one in self._records.values() if one.red_since is not None]
             return StorageSnapshot(
@@ -151,6 +165,7 @@ class InstrumentedStorage(StorageWrapper):
                     since_seconds=min(reds, default=self._green_since),
                     last_error=self._last_error,
                 ),
+                figures=self._figures,
             )
 
     def batch_exists(self, keys: Sequence[PageHash]) -> int:
@@ -196,6 +211,11 @@ class InstrumentedStorage(StorageWrapper):
             judged=len(keys) > 0 and self._clock.now() < deadline,
         )
 
+    def register_memory(self, regions: Sequence[tuple[int, int]]) -> None:
+        """See `HiCacheStorage.register_memory`; with it begins the work, so figures are known."""
+        super().register_memory(regions)
+        self._take_figures()
+
     def clear(self) -> int:
         """See `HiCacheStorage.clear`."""
         return self._measure(StorageVerb.CLEAR, self._inner.clear, lambda _answer: {}, judged=False)
@@ -215,30 +235,43 @@ class InstrumentedStorage(StorageWrapper):
         try:
             answer = call()
         except BaseException as raised:
+            told = self._newest_error()
             with self._lock:
+                self._note_told(told)
                 record.add(None, self._clock.now() - began)
                 if judged:
                     self._judge(verb, None, error_text(raised))
             raise
         seconds = self._clock.now() - began
         counts = count(answer)
-        error = self._error_in(counts)
+        told = self._newest_error()
+        error = _error_in(counts, told)
         with self._lock:
+            self._note_told(told)
             record.add(counts, seconds, page_bytes=page_bytes)
             if judged:
                 self._judge(verb, counts, error)
+        if verb is not StorageVerb.EXISTS:
+            self._take_figures()
         return answer
 
-    def _error_in(self, counts: _Counts | None) -> str | None:
-        """Return what is bad about an answer, in words."""
-        if counts is None:
-            return "the answer has a wrong shape"
-        bad = [outcome for outcome in _BAD if outcome in counts]
-        if not bad:
-            return None
-        numbers = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in bad)
-        reason = self._inner.stats().last_error if {*bad} & {*_REASONED} else None
-        return numbers if reason is None else f"{numbers}: {reason}"
+    def _take_figures(self) -> None:
+        """Ask for figures now, on a thread that calls the backend anyway; a scrape must not."""
+        with self._figures_lock:
+            try:
+                figures = self._inner.figures()
+            except Exception as error:  # noqa: BLE001  # told; the call before has not failed by it
+                with self._lock:
+                    self._last_error = f"figures: {error_text(error)}"
+                return
+            if isinstance(figures, StorageFigures):
+                with self._lock:
+                    self._figures = figures
+
+    def _note_told(self, told: str | None) -> None:
+        """Keep an error that is new, whether or not the call failed by it; the lock is held."""
+        if told not in (None, self._told):
+            self._last_error = self._told = told
 
     def _judge(self, verb: StorageVerb, counts: _Counts | None, error: str | None) -> None:
         """Let a call decide the colour of its verb; the lock is held."""
@@ -256,6 +289,17 @@ class InstrumentedStorage(StorageWrapper):
             did_nothing or record.num_bad_in_a_row >= self._red_after_calls
         ):
             record.red_since = self._clock.now()
+
+
+def _error_in(counts: _Counts | None, told: str | None) -> str | None:
+    """Return what is bad about an answer, in words."""
+    if counts is None:
+        return "the answer has a wrong shape"
+    bad = [outcome for outcome in _BAD if outcome in counts]
+    if not bad:
+        return None
+    numbers = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in bad)
+    return numbers if told is None or not {*bad} & {*_REASONED} else f"{numbers}: {told}"
 
 
 def _length(pages: Sequence[Page]) -> int:

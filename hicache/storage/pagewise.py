@@ -26,7 +26,11 @@ class PagewiseStorage(CheckedStorage):
 
     @abstractmethod
     def _has_page(self, key: PageHash) -> bool:
-        """Return whether the page seems to be stored."""
+        """Return whether the page seems to be stored.
+
+        Raises:
+            StorageError: nobody can tell at present.
+        """
 
     @abstractmethod
     def _read_page(self, key: PageHash, page: Page) -> PageOutcome:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hicache.errors import ConfigError, StorageError
 from hicache.storage.answers import count_outcomes, error_text, is_page_count, num_leading_ok
-from hicache.storage.base import Piece
+from hicache.storage.base import Piece, StorageFigures
 from hicache.storage.checked import CheckedStorage
 from hicache.types import PageOutcome
 
@@ -89,6 +89,17 @@ class SplitHeadsStorage(CheckedStorage):
         super().register_memory(regions)
         for group in self._groups:
             group.register_memory(regions)
+
+    def figures(self) -> StorageFigures:
+        """Return the largest of each figure: all groups are in one store, under one set of options.
+
+        So the number of pages is that of the fullest group, as `clear` has it.
+        """
+        largest: dict[str, int] = {}
+        for group in self._groups:
+            for name, value in group.figures().known().items():
+                largest[name] = max(value, largest.get(name, value))
+        return StorageFigures(**largest)
 
     def close(self) -> None:
         """See `HiCacheStorage.close`."""

@@ -10,12 +10,14 @@ from hicache.errors import ConfigError, StorageError
 from hicache.storage.answers import count_outcomes, error_text, is_page_count, num_leading_ok
 from hicache.storage.base import StorageCapabilities
 from hicache.storage.checked import CheckedStorage
+from hicache.storage.instrumented import InstrumentedStorage
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from hicache.storage.base import HiCacheStorage, HiCacheStorageConfig, Page
+    from hicache.storage.instrumented import StorageSnapshot
     from hicache.types import PageHash
 
 __all__ = ["DEFAULT_MAX_FILL_PAGES", "BackendTier", "TieredStorage"]
@@ -205,6 +207,14 @@ class TieredStorage(CheckedStorage):
                     "not require it"
                 )
         self._tiers = tuple(tiers)
+        self._instruments = tuple(
+            InstrumentedStorage(tier.storage, clock=config.clock) for tier in tiers
+        )
+        # What is called: the same tiers, with instruments around them.
+        self._watched = tuple(
+            dataclasses.replace(tier, storage=instrumented)
+            for tier, instrumented in zip(tiers, self._instruments, strict=True)
+        )
         self._max_fill_pages = max_fill_pages
         self._fill_outcomes: Counter[PageOutcome] = Counter()
 
@@ -228,10 +238,17 @@ class TieredStorage(CheckedStorage):
         with self._stats_lock:
             return dict(self._fill_outcomes)
 
+    def tier_snapshots(self) -> Mapping[str, StorageSnapshot]:
+        """Return by name what each tier has done, fills included, and how it is; asks no tier."""
+        return {
+            tier.name: instrumented.snapshot()
+            for tier, instrumented in zip(self._tiers, self._instruments, strict=True)
+        }
+
     def register_memory(self, regions: Sequence[tuple[int, int]]) -> None:
         """See `HiCacheStorage.register_memory`."""
         super().register_memory(regions)
-        for tier in self._tiers:
+        for tier in self._watched:
             tier.storage.register_memory(regions)
 
     def close(self) -> None:
@@ -309,7 +326,7 @@ class TieredStorage(CheckedStorage):
         return max(count for count in counts if count is not None)
 
     def _begin(self) -> _TierCall:
-        return _TierCall(self._tiers, self._note_error)
+        return _TierCall(self._watched, self._note_error)
 
     def _fill(
         self,

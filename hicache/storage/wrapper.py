@@ -10,7 +10,7 @@ from hicache.storage.base import HiCacheStorage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hicache.storage.base import Page, StorageCapabilities, StorageStats
+    from hicache.storage.base import Page, StorageCapabilities, StorageFigures, StorageStats
     from hicache.types import PageHash, PageOutcome
 
 __all__ = ["StorageVerb", "StorageWrapper", "storage_layers"]
@@ -84,9 +84,20 @@ class StorageWrapper(HiCacheStorage):
         """Return those of the wrapped backend: what has reached it, every attempt for itself."""
         return self._inner.stats()
 
+    def figures(self) -> StorageFigures:
+        """See `HiCacheStorage.figures`."""
+        return self._inner.figures()
+
     def close(self) -> None:
         """See `HiCacheStorage.close`."""
         self._inner.close()
+
+    def _newest_error(self) -> str | None:
+        """Return what the wrapped backend knows of its newest error, if it can be asked."""
+        try:
+            return self._inner.stats().last_error
+        except Exception:  # noqa: BLE001  # an answer is worth more than what is told about it
+            return None
 
 
 def storage_layers(storage: HiCacheStorage) -> Iterator[HiCacheStorage]:

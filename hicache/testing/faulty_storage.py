@@ -20,7 +20,7 @@ from hicache.types import PageOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from hicache.storage.base import Page, StorageCapabilities, StorageStats
+    from hicache.storage.base import Page, StorageCapabilities, StorageFigures, StorageStats
     from hicache.types import PageHash
 
 __all__ = ["Fault", "FaultyStorage", "Gate", "InjectedFault", "Verb", "seeded_faults"]
@@ -187,6 +187,10 @@ class FaultyStorage(HiCacheStorage):
     def stats(self) -> StorageStats:
         """See `HiCacheStorage.stats`."""
         return self._inner.stats()
+
+    def figures(self) -> StorageFigures:
+        """See `HiCacheStorage.figures`."""
+        return self._inner.figures()
 
     def close(self) -> None:
         """See `HiCacheStorage.close`; calls held at a gate stay held."""

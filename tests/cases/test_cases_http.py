@@ -86,20 +86,42 @@ def test_only_a_backend_can_be_attached_and_only_with_a_key_can_code_be_named(
         assert rig.cache.controller.storage_state is AttachmentState.DETACHED
 
 
+DYNAMIC_MARKER = {"backend_name": "m", "module_path": "marker_module", "class_name": "Any"}
+PAGES = {"eviction_policy": "marker_module:Any"}
+
+
+def tiers(backend: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"tiers": [{"backend": backend, "extra_config": options}]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("dynamic", DYNAMIC_MARKER),
+        ("file", PAGES),
+        ("tiered", tiers("file", PAGES)),
+        ("tiered", tiers("tiered", tiers("file", PAGES))),
+    ],
+)
 def test_a_module_with_a_side_effect_is_not_even_imported_without_a_key(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, backend: str, options: dict[str, Any]
 ) -> None:
-    """C121."""
+    """C121: with a key it is, and is refused for what it is."""
     (tmp_path / "marker_module.py").write_text("import sys; sys.marker.ran = True")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "marker_module", raising=False)
     marker = types.SimpleNamespace(ran=False)
     monkeypatch.setattr(sys, "marker", marker, raising=False)
-    options = {"backend_name": "m", "module_path": "marker_module", "class_name": "Any"}
+    text = json.dumps(options).replace('{"eviction', f'{{"path": "{tmp_path}/store", "eviction')
+    body = {"hicache_storage_backend": backend, EXTRA: text}
     with HttpRig() as rig:
-        body = {"hicache_storage_backend": "dynamic", EXTRA: options}
-        assert rig.call("PUT", STORAGE, body).status == 403
+        answer = rig.call("PUT", STORAGE, body)
+        assert (answer.status, "needs an admin key" in answer.json["error"]) == (403, True)
     assert not marker.ran
     assert "marker_module" not in sys.modules
+    with HttpRig(admin_key=AdminKey(KEY)) as rig:
+        assert rig.call("PUT", STORAGE, body, WITH_KEY).status == 400
+    assert marker.ran
 
 
 class Talkative(MemoryStorage):

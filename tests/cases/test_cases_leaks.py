@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from builders import PAGE, Rig, config_for, store_with, tokens
 from case_tools import FileRig
+from page_store_tools import break_moves
 from scripted_parts import faulty_storage, injected
 from serving import Variant, answers_without_cache, finish, make_engine
 from storage_damage import num_stored_pages, remove_stored_pages
@@ -23,6 +25,10 @@ from hicache.storage.page_store import PageStore
 from hicache.testing.faulty_storage import Fault, Gate, Verb
 from hicache.testing.page_buffer import PageBuffer
 from hicache.types import PageHash, PageOutcome, PrefetchPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 LONG = RadixKey(tokens(1, 2, 3, 4, 5, 6))
 
@@ -51,7 +57,7 @@ def test_a_page_that_is_kept_keeps_no_more_memory_than_its_own_id() -> None:
     assert resident_bytes() - before < 5 << 20
 
 
-@pytest.mark.usefixtures("plain_io")
+@pytest.mark.usefixtures("either_io")
 def test_no_descriptor_is_lost_per_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C011: 2,000 writes and reads, then reads that fail."""
     namespace = StorageNamespace(
@@ -83,11 +89,7 @@ def test_no_descriptor_is_lost_per_key(tmp_path: Path, monkeypatch: pytest.Monke
         write(keys[start : start + 100])
     assert {read(key) for key in keys} == {PageOutcome.OK}
     assert num_descriptors() == before
-
-    def fails(fd: int, buffers: object, offset: int) -> int:
-        raise OSError(errno.EIO, "input/output error")
-
-    monkeypatch.setattr(os, "preadv", fails)
+    break_moves(monkeypatch, "read", errno.EIO)
     assert {read(key) for key in keys} == {PageOutcome.FAILED}
     assert num_descriptors() == before
 
@@ -169,19 +171,14 @@ def test_a_page_file_that_is_missing_costs_nothing_but_the_hit(tmp_path: Path, w
         assert rig.host_pages.num_available == 64
 
 
-@pytest.mark.usefixtures("plain_io")
+@pytest.mark.usefixtures("either_io")
 def test_writes_that_found_no_space_leave_nothing_and_do_not_block_later_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """C021: four writes fail, and later ones work."""
     keys = [RadixKey(tokens(page)) for page in range(4)]
     with FileRig(tmp_path) as rig:
-
-        def has_no_space(fd: int, buffers: object, offset: int) -> int:
-            raise OSError(errno.ENOSPC, "no space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pwritev", has_no_space)
+        with full_disk():
             for key in keys:
                 rig.insert(key)
             rig.settle()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GUARD_SECONDS = 30.0
+pytestmark = pytest.mark.usefixtures("own_cache")
 KEY = "a key of this test"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hicache.class_paths import find_class
+from hicache.class_paths import find_class, is_class_path
 from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ def test_short_names_come_before_paths_and_what_a_path_names_is_returned_as_it_i
     assert find_class("a:b", {"a:b": 3}, what="thing") == 3
 
 
-@pytest.mark.parametrize("name", ["third", "third:", ":Third", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["third", "third:", ":Third", "", ".:Third", "a..b:C", "a:b:c", "a:b.c", " a:b", "a/b:c"],
+)
 def test_an_unknown_name_is_refused_with_those_there_are(name: str) -> None:
+    assert not is_class_path(name)
     with pytest.raises(ConfigError, match=f"no thing '{name}'; give one of first, second, or mod"):
         find_class(name, KNOWN, what="thing")
 
@@ -43,5 +47,6 @@ def test_whatever_a_module_does_when_it_is_imported_is_a_refusal_with_its_reason
     (tmp_path / "somebodys_things.py").write_text(source, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "somebodys_things", raising=False)
+    assert is_class_path("somebodys_things:Thing")
     with pytest.raises(ConfigError, match=f"'somebodys_things:Thing' cannot be imported.*{reason}"):
         find_class("somebodys_things:Thing", KNOWN, what="thing")

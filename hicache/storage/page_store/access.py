@@ -100,6 +100,23 @@ class StoreAccess:
         finally:
             STORES.release(access.store)
 
+    @contextlib.contextmanager
+    def use_if_open(self) -> Iterator[Access | None]:
+        """Keep the store open for a call; `None` where it would have to be opened again first."""
+        access: Access | None = None
+        if self._pid == os.getpid():
+            with self._lock:
+                access = self._access
+                if access is not None and access.store.index.present:
+                    STORES.use(access.store)
+                else:
+                    access = None
+        try:
+            yield access
+        finally:
+            if access is not None:
+                STORES.release(access.store)
+
     def close(self) -> None:
         """Give the store up; it closes behind the last call under way. Idempotent."""
         if self._pid != os.getpid():

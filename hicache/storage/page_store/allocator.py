@@ -65,11 +65,12 @@ class Allocator:
 
     Attributes:
         limits: of this process; whoever opens the store sets them.
+        strictest: of all processes, as this one has last seen them.
         policy: what this process evicts by; likewise.
     """
 
     def __init__(self, parts: StoreParts, touches: Touches) -> None:
-        self.limits = Limits()
+        self.limits = self.strictest = Limits()
         self.policy: StoragePolicy = LruPolicy()
         self._parts = parts
         self._touches = touches
@@ -80,6 +81,21 @@ class Allocator:
         self._next_id = self._end_id = 0
         # Set when free blocks were in too many pieces for a header to name.
         self._shattered = False
+
+    def announce(self) -> None:
+        """Make the limits count for all processes that have the store open, until this one ends.
+
+        Raises:
+            OSError, lmdb.Error: they count for this process alone, until it leases blocks.
+        """
+        with self._parts.index.write() as write:
+            self.begin(write).register()
+
+    def begin(self, write: WriteTransaction) -> Refill:
+        """Return what leases and shrinks within a transaction, by the limits of this process."""
+        refill = Refill(write, self._parts, self.limits, self.policy)
+        self.strictest = refill.limits
+        return refill
 
     def claim(self, num_pages: int, page_bytes: int, *, at_least: int = 1) -> Claim | None:
         """Return blocks for a group of up to `num_pages` pages, or `None` if there are too few.
@@ -134,7 +150,7 @@ class Allocator:
         need = self._need(num_pages, page_bytes)
         gain = self._try_refill(need, protected, check_room=True, num_needs=_NEEDS_AHEAD)
         if gain is None:
-            num_changes = _COMMITS_AHEAD * changes_per_commit(self.limits)
+            num_changes = _COMMITS_AHEAD * changes_per_commit(self.strictest)
             self.make_room(num_changes, protected=protected)
             gain = self._try_refill(need, protected)
         # What is here of one kind may be what the other kind lacks; or the disk be full.
@@ -174,7 +190,7 @@ class Allocator:
         more = True
         while more:
             with self._parts.index.write() as write:
-                refill = Refill(write, self._parts, self.limits, self.policy)
+                refill = self.begin(write)
                 most = _COMMITS_AHEAD * changes_per_commit(refill.limits)
                 num_changes = min(num_changes, most)
                 if num_lacking is None:
@@ -232,7 +248,7 @@ class Allocator:
         """
         self._parts.index.drop_dead_readers()
         with self._parts.index.write() as write:
-            refill = Refill(write, self._parts, self.limits, self.policy)
+            refill = self.begin(write)
             num_changes = changes_per_commit(refill.limits) + len(self._touches)
             if check_room and (
                 self._floor.num_lacking(refill.limits) or not refill.has_room(num_changes)
@@ -295,7 +311,7 @@ class Allocator:
         return True
 
     def _need(self, num_pages: int, page_bytes: int) -> _Need:
-        num_groups = -(-num_pages // min(MAX_PAGES, changes_per_commit(self.limits)))
+        num_groups = -(-num_pages // min(MAX_PAGES, changes_per_commit(self.strictest)))
         return _Need(num_groups, num_pages * blocks_for(page_bytes))
 
     def _surrender(self, write: WriteTransaction) -> _Need:

@@ -49,7 +49,7 @@ def clear_namespace(store: OpenStore, namespace_id: int) -> int:
     start: bytes | None = prefix
     headers: list[Extent] = []
     while start is not None or headers:
-        num_changes = changes_per_commit(store.allocator.limits)
+        num_changes = changes_per_commit(store.allocator.strictest)
         store.allocator.make_room(num_changes)
         with store.index.write() as write:
             _wipe(store, write, headers)

@@ -6,6 +6,7 @@ from hicache.storage.page_store.records import page_name
 
 __all__ = [
     "BACKED",
+    "EVICTED",
     "NAMESPACES",
     "NEXT_GROUP_ID",
     "REUSE_HISTORY",
@@ -15,6 +16,9 @@ __all__ = [
 
 BACKED = b"backed blocks"
 """Blocks that have space on the disk."""
+
+EVICTED = b"evicted pages"
+"""Pages that were given up to make room, of all namespaces, since the index was made."""
 
 NAMESPACES = b"namespaces"
 """Ids of namespaces that have been given out."""

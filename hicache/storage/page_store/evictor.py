@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hicache.storage.page_store.blocks import Extent, merge
 from hicache.storage.page_store.catalogue import LEAF_KEY, Catalogue, Freed, Leaf
+from hicache.storage.page_store.counters import EVICTED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -51,6 +52,8 @@ def evict(
             work.evict_from(stage)
             if work.is_done():
                 break
+    if work.num_pages:
+        Catalogue(write).add_to(EVICTED, work.num_pages)
     return Freed(work.num_pages, merge(work.payload), work.headers)
 
 

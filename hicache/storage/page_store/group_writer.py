@@ -196,7 +196,9 @@ class GroupWriter:
         if num_unused:
             allocator.unclaim(BlockKind.PAYLOAD, cut(claim.extents, num_used, num_unused))
         if num_pages:
-            self.drafts.append((index, Draft(group, self._batch.namespace_id)))
+            batch = self._batch
+            hangs = index > 0 and batch.parent_keys[index] == batch.keys[index - 1]
+            self.drafts.append((index, Draft(group, batch.namespace_id, needs_parent=hangs)))
         else:
             allocator.unclaim(BlockKind.HEADER, [claim.header])
 

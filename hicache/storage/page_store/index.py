@@ -18,8 +18,10 @@ Numbers in keys are big endian, so that their order is that of the bytes.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +46,7 @@ _VERSION = "index 2"
 """Follows the store's id, so that other versions take this index for that of another store."""
 
 _PATIENCE_SECONDS = 0.05
+_LOOK_SECONDS = 0.0001
 
 
 class IndexDamaged(StorageError):
@@ -177,6 +180,7 @@ class Index:
         self._broken = False
         self._known: _KnownHistory | None = None
         self._readers = _Readers()
+        self._slow_reader: float | None = None
         if not create and not os.path.exists(self._path):
             raise IndexDamaged(f"{path} has no index")
         try:
@@ -254,6 +258,7 @@ class Index:
         self._readers.wait_for_old_ones()
         try:
             with self._env.begin(write=True) as txn:
+                self._wait_for_others()
                 write = WriteTransaction(txn, self.dbs, self._known)
                 # Until the commit, it may be changed for nothing.
                 self._known = None
@@ -277,6 +282,24 @@ class Index:
     def close(self) -> None:
         """Close the environment; to be called when no transaction is under way."""
         self._env.close()
+
+    def _wait_for_others(self) -> None:
+        """Wait for readers of any process from before the newest commit, but not for long.
+
+        To be called within a write transaction, so that none comes that will be old. One that has
+        been waited for in vain is not waited for again.
+        """
+        end = time.monotonic() + _PATIENCE_SECONDS
+        newest = self._env.info()["last_txnid"]
+        while (oldest := _oldest_reader(self._env.readers())) < newest:
+            if oldest == self._slow_reader:
+                return
+            if time.monotonic() >= end:
+                self._slow_reader = oldest
+                # It may be one of a process that is dead.
+                self.drop_dead_readers()
+                return
+            time.sleep(_LOOK_SECONDS)
 
     def _look(self) -> tuple[int, int]:
         status = os.stat(self._path)
@@ -304,3 +327,9 @@ class Index:
                     raise IndexDamaged(f"{self._path} is an index of another version")
                 raise IndexDamaged(f"{self._path} belongs to another store")
         return dbs
+
+
+def _oldest_reader(table: str) -> float:
+    """Return the number of the oldest transaction in LMDB's table of readers, of all processes."""
+    numbers = (line.split()[-1] for line in table.splitlines()[1:])
+    return min((int(number) for number in numbers if number.isdigit()), default=math.inf)

@@ -77,7 +77,7 @@ class StoreSummary:
         path: its directory.
         format_version: of its files.
         namespaces: by digest.
-        limits: the strictest of the processes that write to it; None if none does.
+        limits: the strictest of the processes that have it open to use it; None if none has.
         num_owners: living processes that have it open, this one included.
         segment_bytes: space that its segments take on the disk.
         free_bytes: the part of it that no page uses and nobody has leased.

@@ -93,6 +93,9 @@ class OpenStore:
     def add_limits(self, limits: Limits, *, eviction_policy: str) -> None:
         """Keep limits from now on, beside those of others; shrinks the store if it is too large.
 
+        Other processes keep them too. If the disk has no room to tell them, they do from the first
+        write on, or after some reads.
+
         Args:
             limits: to keep.
             eviction_policy: name of the order in which it shrinks, the same for all who have the
@@ -100,13 +103,19 @@ class OpenStore:
 
         Raises:
             ConfigError: there is no such policy, or others have another one; nothing has changed.
-            OSError, lmdb.Error: it could not be shrunk; the limits count all the same.
+            OSError, lmdb.Error: it could not be shrunk; the limits do not count.
         """
         with self._lock:
             self._use_policy(eviction_policy)
             self._limits.append(limits)
             self._use_strictest()
-        self.allocator.make_room(2 * changes_per_commit(self.allocator.limits))
+        try:
+            with contextlib.suppress(OSError, lmdb.Error):
+                self.allocator.announce()
+            self.allocator.make_room(2 * changes_per_commit(self.allocator.limits))
+        except BaseException:
+            self.remove_limits(limits)
+            raise
 
     def touch(self, group_id: int) -> None:
         """Note a use of a group; tells the index when there are many.
@@ -118,15 +127,20 @@ class OpenStore:
         self.touches.note(group_id)
         if self.touches.full:
             with contextlib.suppress(OSError, lmdb.Error):
+                self.allocator.announce()
                 self.allocator.make_room(len(self.touches))
                 with self.index.write() as write:
                     self.touches.write(write)
 
     def remove_limits(self, limits: Limits) -> None:
-        """No longer keep limits that were added."""
+        """No longer keep limits that were added; other processes neither, if they can be told."""
         with self._lock:
             self._limits.remove(limits)
             self._use_strictest()
+            has_others = bool(self._limits)
+        if has_others:
+            with contextlib.suppress(OSError, lmdb.Error):
+                self.allocator.announce()
 
     def register_namespace(self, namespace: StorageNamespace, page_bytes: int) -> int:
         """Return the id of a namespace in this index.
@@ -208,8 +222,8 @@ class OpenStore:
     def _bury(self, dead: list[bytes]) -> None:
         """Recover leases of dead processes and remove their lock files."""
         with self.index.read() as txn, txn.cursor(self.index.dbs.owners) as cursor:
-            has_leases = cursor.first()
-        if has_leases:
+            has_owners = cursor.first()
+        if has_owners:
             with self.index.write() as write:
                 recover_dead_owners(write, self.parts)
         for owner_id in dead:

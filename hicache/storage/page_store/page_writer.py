@@ -12,6 +12,7 @@ from hicache.storage.page_store.blocks import BlockKind
 from hicache.storage.page_store.group import MAX_PAGES
 from hicache.storage.page_store.group_writer import GroupWriter, outcome_of
 from hicache.storage.page_store.limits import changes_per_commit
+from hicache.storage.page_store.publisher import ORPHANED
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class BatchWriter:
     Attributes:
         outcomes: one a page; those that are stored already are there from the start.
         error: the newest one behind an outcome.
+        is_orphaned: whether pages of it went that others hang below: it is worth another try.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class BatchWriter:
         for index in present:
             self.outcomes[index] = PageOutcome.PRESENT
         self.error: Exception | None = None
+        self.is_orphaned = False
         # Places of pages whose key comes before in the batch, and the places where.
         self._repeats: list[tuple[int, int]] = []
         self._not_good: set[bytes] = set()
@@ -116,7 +119,7 @@ class BatchWriter:
     def _claim_groups(self, num_pages: int) -> list[Claim]:
         """Return blocks for some pages, at least one, or nothing with the reason in `error`."""
         allocator, page_bytes = self._store.allocator, self._batch.page_bytes
-        most = min(MAX_PAGES, changes_per_commit(allocator.limits))
+        most = min(MAX_PAGES, changes_per_commit(allocator.strictest))
         num_first = num_pages - self._groups.num_last(num_pages)
         claims: list[Claim] = []
         claim = self._claim(num_pages, min(num_first, most))
@@ -191,6 +194,10 @@ class BatchWriter:
 
     def _note_published(self, index: int, draft: Draft, stored: int) -> None:
         num_pages = draft.group.num_pages
+        if stored == ORPHANED:
+            self.is_orphaned = True
+            self._fail(index, index + num_pages, PageOutcome.SKIPPED)
+            return
         if stored == (1 << num_pages) - 1:
             self.outcomes[index : index + num_pages] = [PageOutcome.OK] * num_pages
             return
@@ -216,7 +223,7 @@ def skip_behind_failures(
 def _files_of(drafts: Iterable[Draft]) -> set[tuple[BlockKind, int]]:
     """Return the segments that groups and their headers lie in."""
     files: set[tuple[BlockKind, int]] = set()
-    for group, _ in drafts:
-        files.add((BlockKind.HEADER, group.segment))
-        files.update((BlockKind.PAYLOAD, extent.segment) for extent in group.extents)
+    for draft in drafts:
+        files.add((BlockKind.HEADER, draft.group.segment))
+        files.update((BlockKind.PAYLOAD, extent.segment) for extent in draft.group.extents)
     return files

@@ -13,7 +13,6 @@ from hicache.storage.page_store.blocks import BlockKind, merge
 from hicache.storage.page_store.catalogue import Catalogue
 from hicache.storage.page_store.limits import changes_per_commit
 from hicache.storage.page_store.records import page_name
-from hicache.storage.page_store.refill import Refill
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +24,25 @@ if TYPE_CHECKING:
     from hicache.storage.page_store.space import Space
     from hicache.storage.page_store.touches import Touches
 
-__all__ = ["Draft", "Publication", "Publisher"]
+__all__ = ["ORPHANED", "Draft", "Publication", "Publisher"]
+
+ORPHANED = -1
+"""In `Publication.stored`: the page that the group hangs below is gone, so nothing was stored."""
 
 
 class Draft(NamedTuple):
-    """A group whose pages and header are written, and which is not in the index yet."""
+    """A group whose pages and header are written, and which is not in the index yet.
+
+    Attributes:
+        group: the group.
+        namespace_id: whose pages they are.
+        needs_parent: whether it is of no use if its parent is not stored, which it was: somebody
+            else may have made room meanwhile.
+    """
 
     group: Group
     namespace_id: int
+    needs_parent: bool = False
 
 
 class Publication:
@@ -41,7 +51,7 @@ class Publication:
     Attributes:
         drafts: in the order in which they are published.
         stored: for each draft published so far, its pages that were stored by it, one bit each; the
-            others were stored already.
+            others were stored already. Or `ORPHANED`.
         error: why the drafts behind those are not published, and never will be.
     """
 
@@ -121,8 +131,7 @@ class Publisher:
     def _publish_some(self, work: list[_Work]) -> list[int] | None:
         """Commit what is taken from the queue into `work`; `None` if the index has no room."""
         with self._parts.index.transaction() as write:
-            allocator = self._allocator
-            refill = Refill(write, self._parts, allocator.limits, allocator.policy)
+            refill = self._allocator.begin(write)
             work += self._take(changes_per_commit(refill.limits))
             num_pages = sum(draft.group.num_pages for _, draft in work)
             if not refill.has_room(num_pages + len(self._touches)):
@@ -139,9 +148,9 @@ class Publisher:
         with self._lock:
             drafts = [draft for one in self._queue for draft in one.drafts]
         names: set[bytes] = set()
-        for group, namespace_id in drafts:
-            names.update(group.names(page_name(namespace_id)))
-            names.add(page_name(namespace_id, group.parent_key))
+        for draft in drafts:
+            names.update(draft.group.names(page_name(draft.namespace_id)))
+            names.add(page_name(draft.namespace_id, draft.group.parent_key))
         return names
 
     def _take(self, max_pages: int) -> list[_Work]:
@@ -159,6 +168,11 @@ class Publisher:
 
     def _publish(self, write: WriteTransaction, draft: Draft, space: Space) -> int:
         group = draft.group
+        parent = page_name(draft.namespace_id, group.parent_key)
+        if draft.needs_parent and write.txn.get(parent, db=write.dbs.pages) is None:
+            space.free(BlockKind.PAYLOAD, merge(group.extents))
+            space.free(BlockKind.HEADER, [group.header_extent])
+            return ORPHANED
         stored = Catalogue(write).publish(group, draft.namespace_id, departed=self._parts.departed)
         if stored == (1 << group.num_pages) - 1:
             return stored

@@ -111,9 +111,11 @@ class Refill:
         self.limits = self._strictest()
 
     def register(self) -> None:
-        """Tell other processes that this one has leases, and its limits."""
+        """Tell other processes that this one may have leases, and its limits, if they differ."""
+        txn, owner_id, owners = self._write.txn, self._parts.owner_id, self._write.dbs.owners
         record = self._own_limits.encode()
-        self._write.txn.put(self._parts.owner_id, record, db=self._write.dbs.owners)
+        if txn.get(owner_id, db=owners) != record:
+            txn.put(owner_id, record, db=owners)
 
     def has_room(self, num_changes: int) -> bool:
         """Whether the index has room for changes, and then for a commit that makes more room."""
@@ -153,6 +155,10 @@ class Refill:
             self.limits = self._strictest()
             free += self._space.lease_free(kind, missing)
             missing = num_blocks - count_blocks([*free, *new])
+            if missing > 0 and may_grow:
+                # The limits of the dead may have been the strictest.
+                new += self._grow(kind, missing, missing)
+                missing = num_blocks - count_blocks([*free, *new])
         if missing > 0:
             wanted -= count_blocks([*free, *new])
             num_evicted = self._evict(wanted, protected())

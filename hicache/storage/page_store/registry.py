@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from hicache.errors import ConfigError
@@ -30,6 +31,9 @@ class StoreRegistry:
 
     LMDB forbids to open an environment twice in a process, so this is one for the whole process.
     A store that was opened before a fork is of no use behind it; see `acquire`. Thread-safe.
+
+    Attributes:
+        num_rebuilds: how often the index in a directory was made anew, by the directory's path.
     """
 
     def __init__(self) -> None:
@@ -41,6 +45,7 @@ class StoreRegistry:
         self._uses: dict[OpenStore, int] = {}
         self._inherited: dict[_Place, OpenStore] = {}
         self._sees_forks = False
+        self.num_rebuilds: Counter[str] = Counter()
 
     def acquire(self, directory: StoreDirectory, *, create: bool, segment_bytes: int) -> OpenStore:
         """Return the store in a directory; whoever gets it calls `release`.
@@ -74,7 +79,7 @@ class StoreRegistry:
                         return known
                 if known is not None and known.index.same_file:
                     raise OSError(errno.EBUSY, "the index failed and is still in use; try later")
-                store = _open(directory, store_format)
+                store = _open(directory, store_format, self.num_rebuilds)
                 with self._counting:
                     self._stores[place] = store
                     self._uses[store] = 1
@@ -114,10 +119,13 @@ STORES = StoreRegistry()
 """Of this process."""
 
 
-def _open(directory: StoreDirectory, store_format: StoreFormat) -> OpenStore:
+def _open(
+    directory: StoreDirectory, store_format: StoreFormat, num_rebuilds: Counter[str]
+) -> OpenStore:
     """Open a store whose directory is locked.
 
-    Its index is rebuilt if it is missing, is damaged, or may be since the machine went down.
+    Its index is rebuilt if it is missing, is damaged, or may be since the machine went down; that
+    is counted.
     """
     mark = UnsyncedMark(directory.path)
     try:
@@ -129,6 +137,7 @@ def _open(directory: StoreDirectory, store_format: StoreFormat) -> OpenStore:
                 f"{damage}, and cannot be rebuilt while processes use it; stop them first"
             ) from damage
         num_pages = rebuild_index(directory, store_format)
+        num_rebuilds[directory.path] += 1
         _LOGGER.warning("%s; rebuilt it from the headers: %d pages", damage, num_pages)
         mark.set()
         index = Index(directory.index, store_format.store_id, create=False)

@@ -93,13 +93,17 @@ class Segments:
         return self._map(segment) if known is None else known
 
     def size(self, segment: int) -> int:
-        """Return the length of a payload file in bytes; 0 if it is not there."""
+        """Return the length of a payload file in bytes; 0 if it is not there.
+
+        Raises:
+            OSError: from the kernel, which does not say.
+        """
         try:
             status = os.fstat(self.fd(BlockKind.PAYLOAD, segment))
             if not status.st_nlink:
                 self._retire(segment)
                 status = os.fstat(self.fd(BlockKind.PAYLOAD, segment))
-        except OSError:
+        except FileNotFoundError:
             return 0
         return status.st_size
 

@@ -13,6 +13,7 @@ from hicache.storage.base import (
     DEFAULT_CALL_BYTES,
     HiCacheStorageConfig,
     StorageCapabilities,
+    StorageFigures,
 )
 from hicache.storage.checked import CheckedStorage
 from hicache.storage.page_memory import BatchMemory, HostRegions
@@ -20,6 +21,7 @@ from hicache.storage.page_store.access import StoreAccess
 from hicache.storage.page_store.batch import Batch
 from hicache.storage.page_store.clearing import clear_namespace, remove_if_same
 from hicache.storage.page_store.directory import DEFAULT_SEGMENT_BYTES, StoreDirectory
+from hicache.storage.page_store.figures import figures_of
 from hicache.storage.page_store.group import Group
 from hicache.storage.page_store.group_writer import outcome_of
 from hicache.storage.page_store.lookup import Run, find_runs
@@ -41,9 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["PageStore"]
 
 _TROUBLE = (OSError, lmdb.Error, StorageError)
-"""What disk and index can do to a call; each becomes an outcome."""
+"""What disk and index can do to a call; each becomes an outcome, or fails a look-up."""
 
 _PROBE_STEP = 16
+_ATTEMPTS = 2
 
 
 class PageStore(CheckedStorage):
@@ -132,6 +135,14 @@ class PageStore(CheckedStorage):
         self._check_open()
         self._regions.register(regions)
 
+    def figures(self) -> StorageFigures:
+        """Return how the store is; of one that has failed or is closed nothing is known."""
+        try:
+            with self._access.use_if_open() as access:
+                return StorageFigures() if access is None else figures_of(access)
+        except _TROUBLE:
+            return StorageFigures()
+
     def close(self) -> None:
         """See `HiCacheStorage.close`."""
         super().close()
@@ -149,7 +160,7 @@ class PageStore(CheckedStorage):
                 return num_found
         except _TROUBLE as error:
             self._note_error(error)
-            return 0
+            raise StorageError(f"cannot tell what is stored ({error})") from error
 
     def _read_pages(
         self,
@@ -234,20 +245,31 @@ class PageStore(CheckedStorage):
                     expired=expired,
                     fsync=self._fsync,
                 )
-                writer = BatchWriter(
-                    access.store, access.transfer, batch, self._present(access, keys)
-                )
-                outcomes = writer.run()
+                outcomes = self._write_batch(access, batch)
         except _TROUBLE as error:
             self._note_error(error)
             outcomes = [outcome_of(error)] * len(keys)
             skip_behind_failures(keys, parent_keys, outcomes)
-            return outcomes
-        if writer.error is not None:
-            self._note_error(writer.error)
         return outcomes
 
-    def _present(self, access: Access, keys: Sequence[PageHash]) -> list[int]:
+    def _write_batch(self, access: Access, batch: Batch) -> list[PageOutcome]:
+        """Write what is not stored; once more where others made room by what is in front of it."""
+        stored: set[int] = set()
+        for _ in range(_ATTEMPTS):
+            present = self._present(access, batch.keys)
+            writer = BatchWriter(access.store, access.transfer, batch, present)
+            outcomes = writer.run()
+            if writer.error is not None:
+                self._note_error(writer.error)
+            for index in stored:
+                if outcomes[index] is PageOutcome.PRESENT:
+                    outcomes[index] = PageOutcome.OK
+            if not writer.is_orphaned or batch.expired():
+                break
+            stored.update(at for at, one in enumerate(outcomes) if one is PageOutcome.OK)
+        return outcomes
+
+    def _present(self, access: Access, keys: Sequence[bytes]) -> list[int]:
         """Return the places of pages that are stored, having removed those that were cut short.
 
         A few stored pages between others that are not can be overlooked; publishing finds them.
@@ -283,7 +305,7 @@ class PageStore(CheckedStorage):
 
 
 def _find(
-    access: Access, keys: Sequence[PageHash], *, past_holes: bool = False, lone_pages: bool = True
+    access: Access, keys: Sequence[bytes], *, past_holes: bool = False, lone_pages: bool = True
 ) -> tuple[list[Run], int]:
     index = access.store.index
     with index.read() as txn:
@@ -292,7 +314,7 @@ def _find(
         )
 
 
-def _may_be_stored(access: Access, keys: Sequence[PageHash]) -> bool:
+def _may_be_stored(access: Access, keys: Sequence[bytes]) -> bool:
     """Look for the last page and for some before it, as most batches are stored or are not."""
     index = access.store.index
     with index.read() as txn:

@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from builders import Rig, config_for, hicache_threads, store_with, tokens, until
+from builders import PAGE, Rig, config_for, hicache_threads, store_with, tokens, until
 from scripted_parts import Barrier, faulty_storage, injected
 
+from hicache.config import PrefetchConfig
 from hicache.controller.records import QueryJob
 from hicache.hiradix_cache import LoadStatus
 from hicache.radix import RadixKey
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 KEY = RadixKey(tokens(1, 2, 3, 4))
 STORED = RadixKey(tokens(21, 22, 23, 24))
+AHEAD = RadixKey(tokens(31, 32, 33, 34))
 SOON = 0.05
 
 
@@ -117,18 +119,78 @@ def answered(rig: Rig) -> bool:
     return len(rig.tier._results) > 0
 
 
-@pytest.mark.parametrize("state", ["asked", "answered", "reading"])
-def test_a_prefetch_in_any_state_ends_with_close(state: str) -> None:
-    """C073."""
-    with make_rig() as rig:
-        rig.begin_prefetch(STORED)
-        if state == "answered":
-            until(lambda: answered(rig))
-        elif state == "reading":
-            rig.step_until(lambda: rig.host_pages.num_available < 16)
-        assert rig.cache.close()
-        assert_closed(rig)
+HELD_VERB = {
+    "waiting for a worker": Verb.EXISTS,
+    "asking": Verb.EXISTS,
+    "answered": None,
+    "refused beside another": Verb.GET,
+    "without room beside another": Verb.GET,
+    "reading": Verb.GET,
+    "arrived": None,
+    "collected": None,
+}
+"""States of a prefetch, and the calls that stand still meanwhile."""
+
+
+def bring(rig: Rig, state: str, held: Barrier) -> None:
+    """Let a prefetch of `STORED` come into a state; behind another one where it has to wait."""
+    if state == "waiting for a worker":
+        rig.begin_prefetch(KEY, request_id="ahead")
+        rig.step_until(held.entered.is_set)
+    elif "beside another" in state:
+        rig.begin_prefetch(AHEAD, request_id="ahead")
+        if "refused" in state:
+            rig.step_until(held.entered.is_set)
+    assert rig.begin_prefetch(STORED) != (state == "refused beside another")
+    if HELD_VERB[state] is not None:
+        rig.step_until(held.entered.is_set)
+        rig.step(5)
+    elif state == "collected":
+        rig.settle()
+    else:
+        if state == "arrived":
+            rig.step_until(lambda: rig.host_pages.num_available < 14)
+        until(lambda: answered(rig))
+    num_refused = rig.cache.counters["prefetch_rate_limited"]
+    assert num_refused == (state == "refused beside another")
+    holds_pages = state == "arrived" or HELD_VERB[state] is Verb.GET
+    assert rig.cache.controller.num_prefetch_pages == (4 if holds_pages else 0)
+
+
+@pytest.mark.parametrize("how", ["detach", "close"])
+@pytest.mark.parametrize("state", HELD_VERB)
+def test_a_prefetch_in_any_state_ends_with_its_store(state: str, how: str) -> None:
+    """C073: its budget is exactly free, and nothing of it keeps L1 from being evicted."""
+    held = Barrier()
+    verb = HELD_VERB[state]
+    config = config_for(
+        prefetch_policy=PrefetchPolicy.WAIT_COMPLETE,
+        prefetch=PrefetchConfig(threshold_tokens=PAGE, max_inflight_pages=6),
+        storage=injected(num_workers=1 if state == "waiting for a worker" else 2),
+    )
+    create = faulty_storage(store_with(AHEAD, STORED), gates={verb: held} if verb else None)
+    with Rig(config, create_storage=create) as rig:
+        rig.gates.append(held)
+        rig.insert(KEY.prefix(2 * PAGE))
+        rig.settle()
+        held.shut()
+        bring(rig, state, held)
+        if how == "close":
+            assert rig.cache.close(SOON) == (verb is None)
+            held.open()
+            assert rig.cache.close()
+            assert_closed(rig)
+        else:
+            rig.clock.advance(1000.0)
+            rig.step(3)
+            held.open()
+            rig.settle()
+            rig.cache.detach_storage_backend()
+            assert rig.cache.check_prefetch_progress("p")
+            rig.evict_device()
         assert rig.cache.controller.num_prefetch_pages == 0
+        rig.cache.evict(8)
+        assert rig.device_pages.num_available == 8
 
 
 def test_persists_that_wait_for_a_worker_are_refused_and_their_pages_given_back() -> None:

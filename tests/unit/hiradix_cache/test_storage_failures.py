@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from scripted_parts import GateAt, faulty_storage, injected, memory_storage
 from storage_damage import flip
 
 from hicache.config import StorageConfig
+from hicache.hiradix_cache import persisting
 from hicache.radix import CopyKind, RadixKey
 from hicache.storage.memory import MemoryPages
 from hicache.storage.page_store import list_pages, verify_pages
@@ -139,20 +141,36 @@ def test_what_storage_lacks_of_a_host_prefix_is_written_at_the_next_use() -> Non
         assert stats.outcomes == {"failed": 6, "present": 2, "ok": 4}
 
 
-def test_persists_beyond_the_bound_are_left_out_counted_and_tried_again() -> None:
-    """C015."""
+def num_live_objects() -> int:
+    """Return how many objects of the package are alive."""
+    gc.collect()
+    return sum(str(type(one).__module__).startswith("hicache") for one in gc.get_objects())
+
+
+def test_persists_beyond_the_bound_are_left_out_counted_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C015: 10,000 pages, of which no more is remembered than is meant to be."""
+    monkeypatch.setattr(persisting, "_MAX_LEFT_OUT", 32)
     gate = Gate()
     storage = injected(max_inflight_persist_operations=3)
     create = faulty_storage(MemoryPages(), gates={Verb.SET: gate})
-    keys = [RadixKey(tokens(page)) for page in range(2000)]
+    keys = [RadixKey(tokens(*range(first, first + 4))) for first in range(0, 10_000, 4)]
+    num_live: list[int] = []
     with Rig(config_for(storage=storage), create_storage=create) as rig:
         rig.gates.append(gate)
-        for key in keys:
+        for number, key in enumerate(keys):
+            while rig.device_pages.num_available < 4:
+                rig.cache.evict(4)
+                rig.cache.check_hicache_events()
             rig.insert(key)
             rig.cache.check_hicache_events()
             assert rig.cache.num_in_flight <= 3 + 8
-        rig.step_until(lambda: rig.cache.num_in_flight == 3)
-        assert rig.cache.counters["persist_queue_full"] > 0
+            if number in (300, len(keys) - 1):
+                rig.step_until(lambda: rig.cache.num_in_flight == 3)
+                num_live.append(num_live_objects())
+        assert num_live[1] <= num_live[0] + 20, num_live
+        assert rig.cache.counters["persist_queue_full"] > 100
         gate.open()
         rig.settle()
         node = rig.insert(keys[-1]).node
@@ -180,26 +198,31 @@ def test_a_persist_keeps_its_host_pages_until_storage_has_let_go() -> None:
 
 
 def test_a_read_that_hangs_frees_the_request_at_its_deadline_and_the_pages_at_its_return() -> None:
-    """C048."""
-    gate = Gate()
-    create = faulty_storage(store_with(KEY, OTHER), gates={Verb.GET: gate})
+    """C048: another prefetch runs to its end meanwhile."""
+    gate, third = GateAt(0), RadixKey(tokens(21, 22))
+    create = faulty_storage(store_with(KEY, OTHER, third), gates={Verb.GET: gate})
     config = config_for(storage=injected(call_timeout_seconds=5.0), prefetch_policy=WAIT)
     with Rig(config, create_storage=create) as rig:
         rig.gates.append(gate)
         rig.begin_prefetch(KEY)
         rig.step_until(gate.entered.is_set)
         assert not rig.cache.check_prefetch_progress("p")
+        assert rig.begin_prefetch(OTHER, request_id="q")
+        rig.step_until(lambda: rig.cache.check_prefetch_progress("q"))
+        assert rig.cache.pop_prefetch_loaded_tokens("q") == len(OTHER)
+        assert rig.hit(OTHER) == (0, 2)
+        assert not rig.cache.check_prefetch_progress("p")
         rig.clock.advance(8.0)
         rig.step(2)
         assert rig.cache.check_prefetch_progress("p")
         assert rig.cache.pop_prefetch_loaded_tokens("p") == 0
         assert rig.tier.num_abandoned_calls == 1
-        assert rig.host_pages.num_available == 12
+        assert rig.host_pages.num_available == 16 - 4 - 2
         gate.open()
         rig.settle()
         assert rig.hit(KEY) == (0, 0)
-        assert rig.host_pages.num_available == 16
-        assert rig.prefetch(OTHER) == len(OTHER)
+        assert rig.host_pages.num_available == 16 - 2
+        assert rig.prefetch(third) == len(third)
 
 
 def test_the_late_answer_of_a_query_that_was_given_up_changes_nothing() -> None:

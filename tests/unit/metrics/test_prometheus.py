@@ -10,9 +10,21 @@ import prometheus_client.parser
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from hicache.metrics import CacheSnapshot, CallUse, MovementUse, PoolUse, StoreUse
+from hicache.metrics import CacheSnapshot, CallUse, MovementUse, PoolUse, StoreUse, TierUse
 from hicache.metrics.prometheus import HiCacheCollector, exposition
+from hicache.storage import StorageFigures
 
+CALLS = {
+    "batch_get": CallUse(
+        num_broken_calls=1,
+        num_bytes=10,
+        pages={"ok": 3},
+        durations=(1, 2, 3),
+        duration_bounds_seconds=(0.001, 0.01),
+        total_seconds=4.0,
+    )
+}
+FIGURES = {one.name: 7 for one in dataclasses.fields(StorageFigures)}
 MOVED = MovementUse(
     num_in_flight=1,
     num_operations=2,
@@ -39,21 +51,18 @@ SNAPSHOT = CacheSnapshot(
         healthy=False,
         num_abandoned_calls=1,
         circuits={"batch_get": "open", "batch_set": "closed"},
-        calls={
-            "batch_get": CallUse(
-                num_broken_calls=1,
-                num_bytes=10,
-                pages={"ok": 3},
-                durations=(1, 2, 3),
-                duration_bounds_seconds=(0.001, 0.01),
-                total_seconds=4.0,
-            )
-        },
+        calls=CALLS,
+        figures=FIGURES,
+        num_retries=2,
+        num_recovered_pages=1,
+        fill_pages={"ok": 3},
+        tiers={'0 ("fast")': TierUse(healthy=True, calls=CALLS, figures=FIGURES)},
     ),
 )
-UNITS = ("_tokens", "_bytes", "_seconds", "_pages", "_operations", "_calls", "_outcomes", "_events")
+SIZES = ("_tokens", "_bytes", "_seconds", "_pages")
+COUNTS = ("_operations", "_calls", "_outcomes", "_events", "_retries", "_rebuilds", "_refusals")
 STATES = {"hicache_storage_info", "hicache_storage_state", "hicache_storage_healthy"}
-STATES |= {"hicache_storage_circuit_open"}
+STATES |= {"hicache_storage_circuit_open", "hicache_storage_tier_healthy"}
 
 
 def parse(snapshot: CacheSnapshot) -> dict[str, float]:
@@ -71,7 +80,7 @@ def test_names_have_a_prefix_and_a_unit_and_every_metric_is_explained() -> None:
     assert len({family.name for family in families}) == len(families)
     for family in families:
         assert re.fullmatch(r"hicache_[a-z_]+", family.name)
-        assert family.name.endswith(UNITS) or family.name in STATES
+        assert family.name.endswith(SIZES + COUNTS) or family.name in STATES
         assert family.documentation.endswith(".")
 
 

@@ -74,6 +74,14 @@ def test_policies_that_are_not_named_stay() -> None:
         ({EXTRA: {"tiers": [{"backend": "file"}, {"backend": "dynamic"}]}}, True),
         ({EXTRA: {"tiers": [{"extra_config": {"tiers": [{"backend": "dynamic"}]}}]}}, True),
         ({EXTRA: {"path": "dynamically"}}, False),
+        ({EXTRA: {"eviction_policy": "package.module:Class"}}, True),
+        ({EXTRA: '{"eviction_policy": "module:Class"}'}, True),
+        ({EXTRA: {"tiers": [{"extra_config": {"eviction_policy": "module:Class"}}]}}, True),
+        ({EXTRA: {"tiers": [{"extra_config": {"tiers": [[{"any": "module:Class"}]]}}]}}, True),
+        ({EXTRA: {"option": {"module:Class": {}}}}, True),
+        ({"hicache_storage_backend": "module:Class"}, True),
+        ({"hicache_write_policy": "module:Class"}, True),
+        ({EXTRA: {"prefetch_threshold": "module:Class"}}, True),
     ],
 )
 def test_a_request_that_names_code_is_known_however_deep_it_stands(
@@ -81,6 +89,42 @@ def test_a_request_that_names_code_is_known_however_deep_it_stands(
 ) -> None:
     """C121."""
     assert read(**fields).runs_code is runs_code
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "/var/lib/hicache",
+        "./a:b",
+        "file:/x",
+        "file:///x",
+        "redis://me:word@host:6379/0",
+        "host:6379",
+        "[::1]:6379",
+        r"C:\hicache",
+        "C:/hicache",
+        "12:30:00",
+        "a:b:c",
+        "adaptive",
+        ":",
+        "module:",
+        ":Class",
+        7,
+        None,
+    ],
+)
+def test_places_and_addresses_name_no_code(value: object) -> None:
+    """C121."""
+    assert not read(**{EXTRA: {"path": value, "tiers": [{"extra_config": {"x": value}}]}}).runs_code
+
+
+def test_no_nesting_is_too_deep_for_the_look_at_it() -> None:
+    """C121."""
+    value: object = "module:Class"
+    for _ in range(5000):
+        value = [value]
+    request = AttachRequest(backend="file", extra_config={"tiers": value}, policies={}, prefetch={})
+    assert request.runs_code
 
 
 def test_errors_repeat_no_value() -> None:

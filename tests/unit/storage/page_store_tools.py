@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any, Literal
 
 from hicache.clock import ManualClock
 from hicache.hashing import TOKEN_BYTES, StorageNamespace, hash_pages
+from hicache.storage import native_io
 from hicache.storage.base import HiCacheStorageConfig
 from hicache.storage.page_store import PageStore, check_store
 from hicache.testing.page_buffer import PageBuffer
 from hicache.types import PageHash, PageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    import pytest
 
     from hicache.storage.base import HiCacheStorage
     from hicache.storage.page_store import StoredPage
@@ -30,11 +35,11 @@ CORRUPT, TRUNCATED = PageOutcome.CORRUPT, PageOutcome.TRUNCATED
 FAILED, NO_SPACE, SKIPPED = PageOutcome.FAILED, PageOutcome.NO_SPACE, PageOutcome.SKIPPED
 
 
-def namespace(model: str = "model") -> StorageNamespace:
+def namespace(model: str = "model", dtype: str = "float16") -> StorageNamespace:
     return StorageNamespace(
         model=model,
         weights_revision="1",
-        dtype="float16",
+        dtype=dtype,
         layout="page_first",
         page_size=1,
         kv_shape="mha:layers=2,heads=2,head_dim=8",
@@ -46,12 +51,13 @@ def open_store(
     *,
     page_bytes: int = PAGE_BYTES,
     model: str = "model",
+    dtype: str = "float16",
     segment_bytes: int = SEGMENT_BYTES,
     **options: object,
 ) -> PageStore:
     """Open a store with no floor for free space, unless one is given."""
     config = HiCacheStorageConfig(
-        namespace=namespace(model),
+        namespace=namespace(model, dtype),
         page_bytes=page_bytes,
         extra_config={"path": str(path), "min_free_bytes": 0, **options},
         clock=ManualClock(),
@@ -113,9 +119,64 @@ def disk_bytes(path: Path | str) -> int:
     return total
 
 
+@contextlib.contextmanager
+def watched(path: Path, max_bytes: int) -> Iterator[None]:
+    """Look at the disk all the time from another thread; the largest sight must be in bounds."""
+    largest = 0
+    ended = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not ended.is_set():
+            # A lock file can go between the listing and the look.
+            with contextlib.suppress(FileNotFoundError):
+                largest = max(largest, disk_bytes(path))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+    assert 0 < largest <= max_bytes
+
+
 def verify_index(path: Path | str) -> None:
     violations = check_store(str(path))
     assert not violations, "\n".join(violations)
+
+
+def break_moves(
+    patch: pytest.MonkeyPatch,
+    verb: Literal["read", "write"],
+    error: int,
+    *,
+    first: int = 0,
+    last: int = 1 << 30,
+) -> None:
+    """Let the calls that move bytes fail from the `first` to the `last`; the very first is 0.
+
+    Those of the native module and those of Python are counted together: what fails in one is tried
+    again by the other, which is a call more.
+    """
+    num_calls = 0
+
+    def breaking(move: Callable[..., Any]) -> Callable[..., Any]:
+        def moves(*arguments: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            if first < num_calls <= last + 1:
+                raise OSError(error, os.strerror(error))
+            return move(*arguments)
+
+        return moves
+
+    places: list[tuple[Any, str]] = [(os, "preadv" if verb == "read" else "pwritev")]
+    if native_io.HAS_NATIVE_IO:
+        places.append((native_io.page_io, f"{verb}_pages"))
+    for owner, name in places:
+        patch.setattr(owner, name, breaking(getattr(owner, name)))
 
 
 def flip(page: StoredPage, position: int = 0, *, mask: int = 1) -> None:

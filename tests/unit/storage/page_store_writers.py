@@ -7,7 +7,9 @@ and two hundred can be killed in a test.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import mmap
 import os
 import random
 import signal
@@ -16,15 +18,25 @@ import sys
 import time
 from typing import IO, TYPE_CHECKING, Any
 
-from page_store_tools import OK, chain, open_store, read, write
+from page_store_tools import BLOCK_BYTES, LATER, OK, chain, open_store, payload_of, read, write
 
 from hicache.storage import native_io
+from hicache.storage.base import Piece
+from hicache.storage.page_store import group_writer, native_transfer
+from hicache.storage.page_store.publisher import Publication, Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Nursery", "WriterProcess"]
+    from hicache.storage.page_store.publisher import Draft
+
+__all__ = ["OVERLAPPED_PAGES", "PUBLISHED", "Nursery", "WriterProcess"]
+
+OVERLAPPED_PAGES = 100
+"""Of a batch; three quarters are published while the disk has the rest."""
+PUBLISHED = bytes(32)
+"""Reported like a key, and none."""
 
 
 def write_until_killed(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
@@ -44,29 +56,84 @@ def write_until_killed(pipe: IO[bytes], path: str, seed: int, **options: Any) ->
         read(storage, rng.choice(chains))
 
 
-def hang_in_a_write(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
-    """Begin to write pages, and stop when the first bytes are on their way."""
-    native_io.HAS_NATIVE_IO = False
+def write_overlapped_until_killed(pipe: IO[bytes], path: str, seed: int) -> None:
+    """Write batches past the page cache for ever, each published in two parts.
+
+    Reports `PUBLISHED` when a part can be found, and keys as soon as their pages are `OK`.
+    """
+    group_writer._MIN_OVERLAPPED_BYTES = OVERLAPPED_PAGES * BLOCK_BYTES
+    native_transfer._DIRECT_WRITE_BYTES = 4 * BLOCK_BYTES
+    publish = Publisher.publish
+
+    def reports(self: Publisher, drafts: Sequence[Draft]) -> Publication:
+        publication = publish(self, drafts)
+        pipe.write(PUBLISHED)
+        return publication
+
+    Publisher.publish = reports  # type: ignore[method-assign]
+    num_bytes = OVERLAPPED_PAGES * BLOCK_BYTES
+    memory = mmap.mmap(-1, num_bytes)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    pages = [(Piece(address + start, BLOCK_BYTES),) for start in range(0, num_bytes, BLOCK_BYTES)]
+    rng = random.Random(seed)
+    storage = open_store(path, page_bytes=BLOCK_BYTES, direct_io=True)
+    pipe.write(b"started\n")
+    while True:
+        keys = chain(rng.getrandbits(31), OVERLAPPED_PAGES)
+        memory[:] = b"".join(payload_of(key, BLOCK_BYTES) for key in keys)
+        assert storage.batch_set(keys, [b"", *keys[:-1]], pages, deadline=LATER)[-1] is OK
+        pipe.write(b"".join(keys))
+
+
+def hang_in_a_write(pipe: IO[bytes], path: str, seed: int, *, native: bool, **options: Any) -> None:
+    """Begin to write pages, and stop when the first bytes are on their way, in C or in Python."""
+    native_io.HAS_NATIVE_IO = native
     storage = open_store(path, **options)
 
-    def hang(*_: object) -> int:
+    def hang(*_: object) -> Any:
         pipe.write(b"started\n")
         time.sleep(600)
-        return 0
 
+    if native:
+        native_io.page_io.write_pages = hang
     os.pwritev = hang
     write(storage, chain(seed, 3))
 
 
-def write_chains(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
-    """Write `seed` chains that other processes write as well; report the outcomes of all pages."""
+def write_chains(pipe: IO[bytes], path: str, seed: int, *, first: int = 0, **options: Any) -> None:
+    """Write `seed` chains from the `first` on, and report the outcomes of all pages.
+
+    Other processes that begin with the same one write the same pages.
+    """
     storage = open_store(path, **options)
     pipe.write(b"started\n")
-    for name in range(seed):
+    for name in range(first, first + seed):
         keys = chain(name, 5)
         for wrote, got in zip(write(storage, keys), read(storage, keys), strict=True):
             pipe.write(f"{wrote.value} {got.value}\n".encode())
     storage.close()
+
+
+def keep_open(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
+    """Open a store and never write to it; close it when the file `path`.stop is there."""
+    storage = open_store(path, **options)
+    pipe.write(b"started\n")
+    while not os.path.exists(f"{path}.stop"):
+        time.sleep(0.01)
+    storage.close()
+
+
+def read_slowly(pipe: IO[bytes], path: str, seed: int, **options: Any) -> None:
+    """Read from the index of a store for ever, for `seed` milliseconds at a time."""
+    storage = open_store(path, **options)
+    with storage._access.use() as access:
+        pipe.write(b"started\n")
+        while True:
+            with access.store.index.read() as txn:
+                txn.stat(access.store.index.dbs.pages)
+                pipe.write(b"reads\n")
+                time.sleep(seed / 1000)
+            time.sleep(0.001)
 
 
 class WriterProcess:
@@ -149,7 +216,15 @@ def answer(number: int) -> None:
 def main() -> None:
     """Obey commands until there are no more."""
     targets = {
-        target.__name__: target for target in (write_until_killed, hang_in_a_write, write_chains)
+        target.__name__: target
+        for target in (
+            write_until_killed,
+            write_overlapped_until_killed,
+            hang_in_a_write,
+            write_chains,
+            keep_open,
+            read_slowly,
+        )
     }
     for line in sys.stdin:
         command = json.loads(line)

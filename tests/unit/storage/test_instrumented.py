@@ -32,6 +32,7 @@ from storage_fakes import (
 )
 
 from hicache.clock import ManualClock
+from hicache.errors import StorageError
 from hicache.storage.instrumented import HealthState, InstrumentedStorage, StorageHealth
 from hicache.storage.latency import LATENCY_BOUNDS_SECONDS, LatencyHistogram, LatencyRecorder
 from hicache.storage.retrying import RetryingStorage
@@ -249,6 +250,46 @@ def test_the_reason_that_the_backend_gives_is_kept() -> None:
     rig.inner.writes = {KEYS[2]: [FAILED]}
     rig.set()
     assert rig.health.last_error == "batch_set: 1 failed: OSError: no such device"
+
+
+def test_an_error_that_no_call_failed_by_is_told_once_and_changes_no_colour() -> None:
+    """Such as that of a tier whose pages came from another."""
+    rig = Rig()
+    rig.inner._note_error(OSError("tier 0: gone"))
+    rig.storage.batch_exists(KEYS)
+    assert rig.health.last_error == "OSError: tier 0: gone"
+    rig.inner.writes = {KEYS[0]: [TIMEOUT]}
+    rig.set()
+    rig.get()
+    assert rig.health.last_error == "batch_set: 1 timeout"
+    rig.inner._note_error(OSError("tier 1: gone"))
+    rig.set()
+    assert rig.health == StorageHealth(
+        state=GREEN, since_seconds=0.0, last_error="OSError: tier 1: gone"
+    )
+
+
+def test_counters_that_cannot_be_had_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> object:
+        raise OSError("no counters")
+
+    rig = Rig()
+    monkeypatch.setattr(rig.inner, "stats", fails)
+    rig.inner.writes = {KEYS[7]: [FAILED]}
+    assert rig.set() == [*[OK] * 7, FAILED]
+    assert rig.health.last_error == "batch_set: 1 failed"
+
+
+def test_a_look_up_that_nobody_can_answer_is_broken_and_no_miss() -> None:
+    rig = Rig()
+    rig.inner.error = StorageError("nobody can tell")
+    for num_calls in (1, 2):
+        with pytest.raises(StorageError, match="nobody can tell"):
+            rig.storage.batch_exists(KEYS)
+        found = rig.storage.snapshot().verbs[EXISTS]
+        assert (found.num_broken_calls, found.pages) == (num_calls, {})
+        assert rig.health.state is RED
+        assert rig.health.last_error == "batch_exists: StorageError: nobody can tell"
 
 
 def test_a_verb_that_works_does_not_hide_another_that_does_not() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lmdb
 import pytest
@@ -16,7 +17,9 @@ from page_store_tools import (
     MISS,
     NO_SPACE,
     OK,
+    PRESENT,
     SKIPPED,
+    break_moves,
     chain,
     num_stored,
     open_store,
@@ -26,13 +29,15 @@ from page_store_tools import (
     write,
 )
 
-from hicache.errors import ConfigError
-from hicache.storage.page_store import segments, summarize
+from hicache.errors import ConfigError, StorageError
+from hicache.storage import native_io
+from hicache.storage.page_store import native_transfer, segments, summarize
 from hicache.testing.page_buffer import PageBuffer
 from hicache.types import PageOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from hicache.storage.page_store import PageStore
@@ -55,18 +60,16 @@ def failing(error: int) -> Callable[..., int]:
     return fails
 
 
-def failing_after(num_calls: int, call: Callable[..., int], error: int) -> Callable[..., int]:
-    """Return a system call that works so many times and then fails for ever."""
-    left = [num_calls]
-
-    def fails_later(*arguments: Any) -> int:
-        left[0] -= 1
-        return call(*arguments) if left[0] >= 0 else failing(error)()
-
-    return fails_later
+LARGE_PAGE_BYTES = 600_000
 
 
-@pytest.mark.usefixtures("plain_io")
+@pytest.fixture
+def page_a_call(either_io: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of `LARGE_PAGE_BYTES` are each written by a call of its own, in C as in Python."""
+    monkeypatch.setattr(native_transfer, "_CALL_BYTES", LARGE_PAGE_BYTES)
+
+
+@pytest.mark.usefixtures("page_a_call")
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
@@ -85,13 +88,13 @@ def test_a_write_that_fails_half_way_publishes_what_was_whole_and_loses_no_space
     outcome: PageOutcome,
     num_calls: int,
 ) -> None:
-    """C018, C021: pages so large that each is written by a call of its own."""
-    page_bytes = 600_000
+    """C018, C021."""
+    page_bytes = LARGE_PAGE_BYTES
     storage = open_store(tmp_path, page_bytes=page_bytes)
     write(storage, chain(9, 1), page_bytes=page_bytes)
     free = summarize(str(tmp_path)).segment_bytes
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", failing_after(num_calls, os.pwritev, error))
+        break_moves(patch, "write", error, first=num_calls)
         # With the pages also their header cannot be written, so that none is stored.
         outcomes = write(storage, KEYS, page_bytes=page_bytes)
     assert outcomes == [outcome, SKIPPED, SKIPPED, SKIPPED]
@@ -104,39 +107,49 @@ def test_a_write_that_fails_half_way_publishes_what_was_whole_and_loses_no_space
     storage.close()
 
 
-@pytest.mark.usefixtures("plain_io")
+@pytest.mark.usefixtures("page_a_call")
 def test_pages_before_one_that_could_not_be_written_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = open_store(tmp_path, page_bytes=600_000)
-    pwritev = os.pwritev
-    num_calls = 0
-
-    def third_fails(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        nonlocal num_calls
-        num_calls += 1
-        if num_calls == 3:
-            raise OSError(errno.EIO, "input/output error")
-        return pwritev(fd, buffers, offset)
-
-    monkeypatch.setattr(os, "pwritev", third_fails)
-    assert write(storage, KEYS, page_bytes=600_000) == [OK, OK, FAILED, SKIPPED]
-    assert read(storage, KEYS, page_bytes=600_000) == [OK, OK, MISS, SKIPPED]
+    storage = open_store(tmp_path, page_bytes=LARGE_PAGE_BYTES)
+    # The third page, and its second try in Python; the header goes well.
+    break_moves(monkeypatch, "write", errno.EIO, first=2, last=3 if native_io.HAS_NATIVE_IO else 2)
+    assert write(storage, KEYS, page_bytes=LARGE_PAGE_BYTES) == [OK, OK, FAILED, SKIPPED]
+    assert read(storage, KEYS, page_bytes=LARGE_PAGE_BYTES) == [OK, OK, MISS, SKIPPED]
     verify_index(tmp_path)
     storage.close()
 
 
-@pytest.mark.usefixtures("plain_io")
 def test_a_read_error_is_a_failure_and_keeps_the_page(
-    storage: PageStore, monkeypatch: pytest.MonkeyPatch
+    either_io: None, storage: PageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(storage, KEYS)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", failing(errno.EIO))
+        break_moves(patch, "read", errno.EIO)
         assert read(storage, KEYS) == [FAILED, SKIPPED, SKIPPED, SKIPPED]
         assert storage.batch_exists(KEYS) == 4
     assert "Input/output error" in str(storage.stats().last_error)
     assert read(storage, KEYS) == [OK] * 4
+
+
+@pytest.mark.usefixtures("either_io")
+def test_a_disk_that_is_full_at_times_costs_what_is_written_then_and_nothing_else(
+    tmp_path: Path, full_disk: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """C021: it is the kernel that says so."""
+    storage = open_store(tmp_path)
+    for name in range(10):
+        keys = chain(100 + name, 20)
+        assert write(storage, keys) == [OK] * 20
+        with full_disk():
+            assert write(storage, chain(200 + name, 20)) == [NO_SPACE] + [SKIPPED] * 19
+            assert write(storage, keys) == [PRESENT] * 20
+            assert read(storage, keys) == [OK] * 20
+        assert num_stored(storage, chain(200 + name, 20)) == 0
+        verify_index(tmp_path)
+    for name in range(10):
+        assert read(storage, chain(100 + name, 20)) == [OK] * 20
+    storage.close()
 
 
 def test_a_file_system_that_has_no_more_space_is_used_as_far_as_it_goes(
@@ -193,7 +206,8 @@ def test_a_directory_that_vanishes_is_a_failure_until_it_is_there_again(
     write(storage, KEYS)
     path.rename(tmp_path / "elsewhere")
     for _ in range(2):
-        assert storage.batch_exists(KEYS) == 0
+        with pytest.raises(StorageError, match="No such file or directory"):
+            storage.batch_exists(KEYS)
         assert read(storage, KEYS) == [FAILED, SKIPPED, SKIPPED, SKIPPED]
         assert write(storage, KEYS) == [FAILED, SKIPPED, SKIPPED, SKIPPED]
     assert "No such file or directory" in str(storage.stats().last_error)
@@ -270,6 +284,25 @@ def test_another_process_of_the_same_number_is_an_error_that_names_the_cause(
     monkeypatch.setattr(lmdb, "open", has_this_ones_place)
     with pytest.raises(ConfigError, match=f"number of this one, {os.getpid()}.*hostPID"):
         open_store(tmp_path)
+
+
+@pytest.mark.usefixtures("either_io")
+def test_a_file_that_cannot_be_opened_is_an_error_and_keeps_its_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of a process without descriptors: its pages are not "cut short"."""
+    with contextlib.closing(open_store(tmp_path)) as storage:
+        write(storage, KEYS)
+    storage = open_store(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing(errno.EMFILE))
+        with pytest.raises(StorageError, match="Too many open files"):
+            storage.batch_exists(KEYS)
+        assert read(storage, KEYS) == [FAILED, SKIPPED, SKIPPED, SKIPPED]
+        assert write(storage, KEYS) == [FAILED, SKIPPED, SKIPPED, SKIPPED]
+    assert storage.batch_exists(KEYS) == 4
+    assert read(storage, KEYS) == [OK] * 4
+    storage.close()
 
 
 class TickingClock:

@@ -279,6 +279,38 @@ def test_space_for_the_next_batch_is_taken_while_the_disk_is_busy(
         assert allocator._has(allocator._need(NUM_PAGES, PAGE_BYTES))
 
 
+@pytest.mark.parametrize("num_before", [3, NUM_FIRST])
+def test_pages_are_not_stored_below_ones_that_went_while_they_were_written(
+    storage: PageStore, monkeypatch: pytest.MonkeyPatch, fast_path: Path, num_before: int
+) -> None:
+    """Another process makes room, or clears: nobody would ever find them. One more try is made."""
+    assert write(storage, KEYS[:num_before], page_bytes=PAGE_BYTES) == [OK] * num_before
+    other = open_store(fast_path, page_bytes=PAGE_BYTES)
+    publish = Publisher.publish
+    num_clears = 1000
+
+    def clears_first(self: Publisher, drafts: Sequence[Draft]) -> Publication:
+        nonlocal num_clears
+        num_clears -= 1
+        if num_clears >= 0:
+            other.clear()
+        return publish(self, drafts)
+
+    monkeypatch.setattr(Publisher, "publish", clears_first)
+    outcomes = write(storage, KEYS, page_bytes=PAGE_BYTES)
+    assert outcomes[-1] is SKIPPED
+    assert num_stored(storage, KEYS) == storage.batch_exists(KEYS) < NUM_PAGES
+    verify_index(fast_path)
+    num_clears = 0
+    other.clear()
+    assert write(storage, KEYS[:num_before], page_bytes=PAGE_BYTES) == [OK] * num_before
+    num_clears = 1
+    assert write(storage, KEYS, page_bytes=PAGE_BYTES) == [OK] * NUM_PAGES
+    assert read(storage, KEYS, page_bytes=PAGE_BYTES) == [OK] * NUM_PAGES
+    verify_index(fast_path)
+    other.close()
+
+
 def test_a_file_is_seldom_given_more_space(
     storage: PageStore, monkeypatch: pytest.MonkeyPatch, fast_path: Path
 ) -> None:
