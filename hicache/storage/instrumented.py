@@ -151,7 +151,7 @@ class InstrumentedStorage(StorageWrapper):
         # What the backend told when it was last asked.
         self._told: str | None = None
         self._figures = StorageFigures()
-        # Held while the backend is asked, so that of two answers the later one stays.
+        # Held while the backend is asked: by one at a time, and should that hang, by no other.
         self._figures_lock = threading.Lock()
 
     def snapshot(self) -> StorageSnapshot:
@@ -257,16 +257,18 @@ class InstrumentedStorage(StorageWrapper):
 
     def _take_figures(self) -> None:
         """Ask for figures now, on a thread that calls the backend anyway; a scrape must not."""
-        with self._figures_lock:
-            try:
-                figures = self._inner.figures()
-            except Exception as error:  # noqa: BLE001  # told; the call before has not failed by it
-                with self._lock:
-                    self._last_error = f"figures: {error_text(error)}"
-                return
+        if not self._figures_lock.acquire(blocking=False):
+            return
+        try:
+            figures = self._inner.figures()
             if isinstance(figures, StorageFigures):
                 with self._lock:
                     self._figures = figures
+        except Exception as error:  # noqa: BLE001  # told; the call before has not failed by it
+            with self._lock:
+                self._last_error = f"figures: {error_text(error)}"
+        finally:
+            self._figures_lock.release()
 
     def _note_told(self, told: str | None) -> None:
         """Keep an error that is new, whether or not the call failed by it; the lock is held."""

@@ -155,10 +155,10 @@ def test_a_snapshot_waits_for_no_backend_that_hangs_whatever_it_hangs_in() -> No
     assert tiered.tier_snapshots()["only"].figures.num_pages == 1
 
 
-def test_of_two_answers_the_later_one_stays_however_long_the_first_is_under_way() -> None:
+def test_figures_that_hang_keep_no_other_call_waiting() -> None:
     hangs, let_go = threading.Event(), threading.Event()
 
-    class SlowAtFirst(CountingStorage):
+    class HangsAtFirst(CountingStorage):
         def figures(self) -> StorageFigures:
             figures = super().figures()
             if self.num_asked == 1:
@@ -166,17 +166,18 @@ def test_of_two_answers_the_later_one_stays_however_long_the_first_is_under_way(
                 assert let_go.wait(GUARD_SECONDS)
             return figures
 
-    storage = watch(SlowAtFirst())
-    first, second = (threading.Thread(target=put, args=(storage, number)) for number in (1, 4))
+    storage = watch(HangsAtFirst())
+    first = threading.Thread(target=put, args=(storage, 1))
     first.start()
-    assert hangs.wait(GUARD_SECONDS)
-    second.start()
-    # Enough for the second to get ahead, if it could.
-    second.join(0.05)
-    let_go.set()
-    for thread in (first, second):
-        thread.join(GUARD_SECONDS)
-    assert storage.snapshot().figures.num_pages == 4
+    try:
+        assert hangs.wait(GUARD_SECONDS)
+        put(storage, 2)
+        assert storage.snapshot().figures.num_pages is None
+    finally:
+        let_go.set()
+        first.join(GUARD_SECONDS)
+    put(storage, 3)
+    assert storage.snapshot().figures.num_pages == 3
 
 
 def test_of_groups_of_heads_the_largest_figure_counts_as_they_share_a_store() -> None:
