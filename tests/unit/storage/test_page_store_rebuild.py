@@ -112,7 +112,7 @@ def test_pages_that_were_removed_do_not_come_back(fast_path: Path) -> None:
 
 def test_what_has_taken_the_place_of_something_else_counts(fast_path: Path) -> None:
     """Headers of pages that were given up can be left; whoever came last has the blocks."""
-    storage = open_store(fast_path, max_bytes=1_000_000)
+    storage = open_store(fast_path, max_bytes=1_000_000, eviction_policy="lru")
     stored = []
     for name in range(40):
         keys = chain(name, 10)
@@ -122,7 +122,7 @@ def test_what_has_taken_the_place_of_something_else_counts(fast_path: Path) -> N
     newest = [num_stored(storage, keys) for keys in stored[-4:]]
     storage.close()
     lose_the_index(fast_path)
-    storage = open_store(fast_path, max_bytes=1_000_000)
+    storage = open_store(fast_path, max_bytes=1_000_000, eviction_policy="lru")
     verify_index(fast_path)
     assert [num_stored(storage, keys) for keys in stored[-4:]] == newest
     assert sum(num_stored(storage, keys) for keys in stored) >= num_before
