@@ -20,7 +20,7 @@ from hicache.controller.call_size import pages_per_call
 from hicache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from benchmarks.peers.store_process import PeerStores
@@ -232,9 +232,10 @@ class TransferRows:
         speeds: dict[str, list[float]] = {side.name: [] for side in sides}
         end = time.monotonic() + self.sizes.row_seconds
         turns = self.draw(direction, pages, threads)
+        rng = random.Random(0)
         for number, turn in enumerate(itertools.islice(turns, self.sizes.turns + 1)):
-            # Nobody always comes after the same one.
-            for side in _rotated(sides, number):
+            # Nobody always comes after the same one, which may leave caches and cores busy.
+            for side in rng.sample(sides, len(sides)):
                 with left_out_on_failure(side.name, side, sides):
                     seconds = side.read(turn) if direction == "read" else side.write(turn)
                     num_bytes = turn.num_batches * pages.batch_pages * pages.page_bytes
@@ -256,11 +257,6 @@ class TransferRows:
         while True:
             chosen = rng.sample(range(pages.num_batches), count)
             yield Turn([chosen[start::threads] for start in range(threads)], rng.getrandbits(32))
-
-
-def _rotated(sides: Sequence[Side], by: int) -> list[Side]:
-    start = by % len(sides)
-    return [*sides[start:], *sides[:start]]
 
 
 def bars_of(name: str, peer: str, page_bytes: int, huge_pages: bool) -> tuple[Bar, ...]:
