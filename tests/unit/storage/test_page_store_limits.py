@@ -111,8 +111,10 @@ def test_processes_that_write_at_once_keep_the_strictest_limit_whoever_has_it(
             for first, most in zip((0, 60, 120), max_bytes, strict=True)
         ]
         reports = [writer.wait().split()[1:] for writer in writers]
+    # Others may make room by the head of a prompt again and again; what hangs below is not stored.
+    outcomes = {b"ok", b"present", b"skipped"} if same_pages else {b"ok"}
     for report in reports:
-        assert {*report[::2]} <= {b"ok", b"present"}
+        assert {*report[::2]} <= outcomes
         assert {*report[1::2]} <= {b"ok", b"miss", b"skipped"}
     assert disk_bytes(fast_path) > STRICT // 2
     verify_index(fast_path)

@@ -53,9 +53,11 @@ def test_a_store_that_three_processes_write_to_is_at_no_moment_larger_than_their
             for first in firsts
         ]
         reports = [writer.wait().split()[1:] for writer in writers]
+    # Others may make room by the head of a prompt again and again; what hangs below is not stored.
+    outcomes = {b"ok", b"present", b"skipped"} if same_pages else {b"ok"}
     for report in reports:
         assert len(report) == 2 * 5 * NUM_CHAINS
-        assert {*report[::2]} <= {b"ok", b"present"}
+        assert {*report[::2]} <= outcomes
     # It is full, and what it says it has is there.
     assert disk_bytes(fast_path) > max_bytes // 2
     verify_index(fast_path)
