@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bar_report import report_bars
 from benchmarks.catalogue import known_benchmarks
-from benchmarks.table import format_number, format_params
+from benchmarks.table import format_number, format_params, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,8 +21,9 @@ __all__ = ["render_markdown"]
 _INTRODUCTION = """\
 # Benchmark results
 
-Made of one run by `python -m benchmarks report DIR --markdown FILE`; not to be edited. What the
-rows are, and how they are measured, is in [benchmarks.md](benchmarks.md).
+Made by `python -m benchmarks report DIR --markdown FILE`; not to be edited. What the rows are, and
+how they are measured, is in [benchmarks.md](benchmarks.md). Each part names the commit that it was
+measured on.
 
 Beside a figure stands what another system reached in the same turns, and how many times better
 hicache is: above 1 hicache is. Where hicache was measured anew beside a system, its own figure
@@ -40,18 +41,19 @@ def render_markdown(runs: Sequence[Run]) -> str:
         quick = " Fewer samples and smaller sizes than usual." if run.quick else ""
         parts.append(
             f"## {run.benchmark}\n\n{title}{quick}\n\n    {run.command}\n\n"
-            + "".join(f"{when.capitalize()}: {noise}.\n" for when, noise in run.noise.items())
+            f"Commit {run.commit or 'unknown'}, {run.date}. "
+            + " ".join(f"{when.capitalize()}: {noise}." for when, noise in run.noise.items())
+            + "\n"
         )
         parts += [_figures(name, rows) for name, rows in _by_name(run.results).items()]
     return "\n".join(parts)
 
 
 def _machines(runs: Sequence[Run]) -> Iterable[str]:
-    """Yield a line for each machine and commit."""
+    """Yield a line for each machine."""
     seen = set()
     for run in runs:
-        facts = [*_facts(run.machine), f"commit {run.commit or 'unknown'}", run.date]
-        line = "; ".join(facts) + ".\n"
+        line = "; ".join(_facts(run.machine)) + ".\n"
         if line not in seen:
             seen.add(line)
             yield line
@@ -143,7 +145,7 @@ def _param(key: str, value: object) -> str:
     """Return the value of a parameter; lengths as people say them."""
     if key.endswith("_bytes") and isinstance(value, int) and value and not value % 1024:
         return f"{value >> 20} MiB" if not value % (1 << 20) else f"{value >> 10} KiB"
-    return format_params({"": value}).removeprefix("=")
+    return format_value(value)
 
 
 def _shared(params: Sequence[Mapping[str, object]]) -> dict[str, object]:

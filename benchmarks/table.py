@@ -20,6 +20,7 @@ __all__ = [
     "format_number",
     "format_params",
     "format_table",
+    "format_value",
     "format_verdict",
     "read_runs",
 ]
@@ -145,7 +146,7 @@ def format_table(results: Sequence[Result]) -> str:
 
 def format_params(params: Mapping[str, object]) -> str:
     """Return `name=value` of every parameter, in order."""
-    return " ".join(f"{key}={_plain(value)}" for key, value in params.items())
+    return " ".join(f"{key}={format_value(value)}" for key, value in params.items())
 
 
 def format_number(value: float | None) -> str:
@@ -162,5 +163,6 @@ def format_verdict(result: Result, bar: Bar) -> str:
     return f"{statistic}{'>=' if bar.asks_for_more(result) else '<='} {bar.limit:g} {met}"
 
 
-def _plain(value: object) -> str:
+def format_value(value: object) -> str:
+    """Return a parameter's value."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -84,7 +84,6 @@ class Persister:
         ticket = self._tree.begin_persist(node, since=self._held_since(storage))
         if ticket is None:
             return
-        self._counters["persist_refreshes"] += was_held
         parent_hash, hashes = self._tree.ticket_hashes(ticket)
         operation = self._controller.store_queue.persist(
             self._tree.ticket_host_pages(ticket),
@@ -99,6 +98,7 @@ class Persister:
             self._leave_out(node)
         else:
             self._nodes[ticket] = node
+            self._counters["persist_refreshes"] += was_held
 
     def finish(self, operation: StorageOperation, num_good: int) -> None:
         """Give the outcome of a persist to the tree; what failed is tried again."""

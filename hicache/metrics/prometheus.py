@@ -196,8 +196,9 @@ def _events(snapshot: CacheSnapshot) -> Iterator[Metric]:
     yield counter(
         "events",
         "What else has happened, by name: requests to storage that were not made and why "
-        "(prefetch_*, no_host_anchor, persist_*), loads without room (load_back_no_memory), pages "
-        "of writes that nobody wanted any more (abandoned_write_pages).",
+        "(prefetch_*, no_host_anchor, persist_queue_full) or made again (persist_retries, "
+        "persist_refreshes), loads without room (load_back_no_memory), pages of writes that nobody "
+        "wanted any more (abandoned_write_pages).",
         "event",
         {name: float(count) for name, count in events.items()},
     )

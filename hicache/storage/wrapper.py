@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hicache.storage.answers import error_text
 from hicache.storage.base import HiCacheStorage
 
 if TYPE_CHECKING:
@@ -93,11 +94,11 @@ class StorageWrapper(HiCacheStorage):
         self._inner.close()
 
     def _newest_error(self) -> str | None:
-        """Return what the wrapped backend knows of its newest error, if it can be asked."""
+        """Return what the wrapped backend knows of its newest error; if it cannot tell, why."""
         try:
             return self._inner.stats().last_error
-        except Exception:  # noqa: BLE001  # an answer is worth more than what is told about it
-            return None
+        except Exception as error:  # noqa: BLE001  # told; no call has failed by it
+            return f"stats: {error_text(error)}"
 
 
 def storage_layers(storage: HiCacheStorage) -> Iterator[HiCacheStorage]:

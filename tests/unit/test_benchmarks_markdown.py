@@ -103,9 +103,9 @@ def test_every_bar_of_the_design_is_there_with_what_came_of_it() -> None:
 
 def test_machine_commit_command_and_noise_are_named() -> None:
     text = render_markdown([run_of(a_read(1 << 14, 1, 4.0))])
-    assert "cpu a cpu; memory 4 GB; x 1; commit abc; 2026-01-02." in text
+    assert "cpu a cpu; memory 4 GB; x 1." in text
     assert "    python -m benchmarks store\n" in text
-    assert "Before: quiet.\nAfter: loud.\n" in text
+    assert "Commit abc, 2026-01-02. Before: quiet. After: loud.\n" in text
     assert "Fewer samples" not in text
     quick = dataclasses.replace(run_of(a_read(1 << 14, 1, 4.0)), quick=True)
     assert "Fewer samples" in render_markdown([quick])

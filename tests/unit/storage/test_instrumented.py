@@ -277,7 +277,7 @@ def test_counters_that_cannot_be_had_cost_no_answer(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rig.inner, "stats", fails)
     rig.inner.writes = {KEYS[7]: [FAILED]}
     assert rig.set() == [*[OK] * 7, FAILED]
-    assert rig.health.last_error == "batch_set: 1 failed"
+    assert rig.health.last_error == "batch_set: 1 failed: stats: OSError: no counters"
 
 
 def test_a_look_up_that_nobody_can_answer_is_broken_and_no_miss() -> None:
