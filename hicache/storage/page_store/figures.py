@@ -12,10 +12,7 @@ from hicache.storage.page_store.limits import Limits
 from hicache.storage.page_store.registry import STORES
 
 if TYPE_CHECKING:
-    import lmdb
-
     from hicache.storage.page_store.access import Access
-    from hicache.storage.page_store.open_store import OpenStore
 
 __all__ = ["figures_of"]
 
@@ -28,7 +25,8 @@ def figures_of(access: Access) -> StorageFigures:
     """
     store = access.store
     with store.index.read() as txn:
-        limits = _strictest_limits(txn, store)
+        with txn.cursor(store.index.dbs.owners) as cursor:
+            limits = store.allocator.limits.strictest(Limits.decode(data) for _, data in cursor)
         num_backed, num_evicted, num_pages = (
             int.from_bytes(txn.get(counter, b"", db=store.index.dbs.meta), "little")
             for counter in (BACKED, EVICTED, pages_counter(access.namespace_id))
@@ -43,12 +41,3 @@ def figures_of(access: Access) -> StorageFigures:
         num_index_rebuilds=STORES.num_rebuilds[store.directory.path],
         num_direct_refusals=access.transfer.num_direct_refusals,
     )
-
-
-def _strictest_limits(txn: lmdb.Transaction[bytes], store: OpenStore) -> Limits:
-    """Return the limits that this process and all that have written to the store keep."""
-    strictest = store.allocator.limits
-    with txn.cursor(store.index.dbs.owners) as cursor:
-        for _, data in cursor:
-            strictest = strictest.strictest(Limits.decode(data))
-    return strictest

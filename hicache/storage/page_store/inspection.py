@@ -145,14 +145,11 @@ def summarize(path: str) -> StoreSummary:
             ]
             num_free = sum(free_map(dbs, kind).num_blocks(txn) for kind in BlockKind)
             num_backed = _number(txn, dbs, BACKED)
-        strictest = Limits()
-        for limits in owners:
-            strictest = strictest.strictest(limits)
         return StoreSummary(
             path=store.directory.path,
             format_version=FORMAT_VERSION,
             namespaces=tuple(namespaces),
-            limits=strictest if owners else None,
+            limits=Limits().strictest(owners) if owners else None,
             num_owners=len(_living(store.directory)),
             segment_bytes=num_backed * BLOCK_BYTES,
             free_bytes=num_free * BLOCK_BYTES,

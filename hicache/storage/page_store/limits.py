@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hicache.storage.page_store.blocks import BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "SHRINK_INTERVAL_SECONDS",
@@ -39,11 +39,13 @@ class Limits(NamedTuple):
     max_bytes: int = _UNBOUNDED
     min_free_bytes: int = 0
 
-    def strictest(self, other: Limits) -> Limits:
-        """Return limits that keep both."""
-        return Limits(
-            min(self.max_bytes, other.max_bytes), max(self.min_free_bytes, other.min_free_bytes)
-        )
+    def strictest(self, others: Iterable[Limits]) -> Limits:
+        """Return limits that keep these and all `others`."""
+        max_bytes, min_free_bytes = self
+        for other in others:
+            max_bytes = min(max_bytes, other.max_bytes)
+            min_free_bytes = max(min_free_bytes, other.min_free_bytes)
+        return Limits(max_bytes, min_free_bytes)
 
     def room_bytes(self, *, num_backed: int, index_bytes: int) -> int:
         """Return what `max_bytes` leaves to grow by; less than 0 is by how much to shrink."""

@@ -203,10 +203,7 @@ class OpenStore:
         self._policy_name = name
 
     def _use_strictest(self) -> None:
-        strictest = Limits()
-        for limits in self._limits:
-            strictest = strictest.strictest(limits)
-        self.allocator.limits = strictest
+        self.allocator.limits = Limits().strictest(self._limits)
 
     def _write_namespace(self, namespace: StorageNamespace, page_bytes: int) -> NamespaceRecord:
         with self.index.write() as write:

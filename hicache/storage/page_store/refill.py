@@ -219,11 +219,8 @@ class Refill:
         return room // BLOCK_BYTES
 
     def _strictest(self) -> Limits:
-        strictest = self._own_limits
         with self._write.txn.cursor(self._write.dbs.owners) as cursor:
-            for _, data in cursor:
-                strictest = strictest.strictest(Limits.decode(data))
-        return strictest
+            return self._own_limits.strictest(Limits.decode(data) for _, data in cursor)
 
     def _chunk_blocks(self, kind: BlockKind) -> int:
         """Return how many blocks to take at a time, so that neighbours are written together."""

@@ -140,7 +140,8 @@ class PageStore(CheckedStorage):
         try:
             with self._access.use_if_open() as access:
                 return StorageFigures() if access is None else figures_of(access)
-        except _TROUBLE:
+        except _TROUBLE as error:
+            self._note_error(error)
             return StorageFigures()
 
     def close(self) -> None:
